@@ -21,6 +21,7 @@ alone is the value itself.
     part         other settings of ours hold the meaning: ``to``
     nothing      the run is the same without it, and why
     off          off: as here; on: left to later steps
+    alter        on: the run goes without it, and what that changes; off: as here
     lose         given: it cannot be kept, and why (``unset``: nor can the program's default; ``fine``: values
                  that ask for nothing)
     unsupported  on: it cannot be kept, and why; off: as here
@@ -198,6 +199,7 @@ def _scale(value: Json) -> Json:
 #: Names of linear modules, by which axolotl knows what ``lora_target_linear`` holds already
 _LINEAR = re.compile(r"(proj|fc\d?|dense|linear|gate|up|down|w\d|c_attn)$")
 _KERNELS = ("CutCrossEntropyPlugin", "LigerPlugin", "KernelsPlugin", "CompilePlugin")
+_OF_NO_EFFECT = (*_KERNELS, "ExpertParallelPlugin", "SwanLabPlugin")
 CONVERTERS: dict[str, Callable[[Json], Json]] = {
     "texts": _words,
     "linear": _linear,
@@ -207,6 +209,7 @@ CONVERTERS: dict[str, Callable[[Json], Json]] = {
     "commas": lambda value: ", ".join(map(str, value)) if isinstance(value, list) else str(value),
     "whole": _whole,
     "count": _count,
+    "first": lambda value: value[0] if isinstance(value, list) and value else value,
     "only": lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value,
     "list": as_list,
     "text": str,
@@ -230,7 +233,7 @@ CONVERTERS: dict[str, Callable[[Json], Json]] = {
     "beside kernels": lambda value: ", ".join(
         name
         for name in (str(name).rpartition(".")[2] for name in (value if isinstance(value, list) else []))
-        if name not in _KERNELS
+        if name not in _OF_NO_EFFECT
     ),
 }
 
@@ -340,6 +343,13 @@ def _lose(reader: KeyReader, key: str, row: Json) -> None:
         reader.lose(key, filled(reader, options["says"], key))
 
 
+def _alter(reader: KeyReader, key: str, says: Json) -> None:
+    if reader.on(key):
+        reader.departs(key, filled(reader, says, key))
+    else:
+        reader.nothing(key, _OFF)
+
+
 def _unsupported(reader: KeyReader, key: str, says: Json) -> None:
     if reader.on(key):
         _lose(reader, key, says)
@@ -354,6 +364,7 @@ VERBS: dict[str, Callable[[KeyReader, str, Json], None]] = {
     "part": _part,
     "nothing": _nothing,
     "off": _off,
+    "alter": _alter,
     "lose": _lose,
     "unsupported": _unsupported,
 }

@@ -35,7 +35,8 @@ class Dataset(Section):
     path: Annotated[str, BeforeValidator(to_data_path)] = Field(
         description=(
             "A file (JSON, JSONL, Parquet, Arrow, CSV, TSV, text; text also as .gz, .zst, .xz, .bz2), a"
-            " folder, a `datasets` directory, a hub name, or your own module:function that returns rows."
+            " folder, a `datasets` directory, a hub name, a hub file (hf://datasets/owner/name/file), or your"
+            " own module:function."
         )
     )
     format: Annotated[str, Word(*FORMATS)] = Field(

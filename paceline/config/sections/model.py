@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from paceline.config.sections.types import (
     Bool,
@@ -17,7 +17,20 @@ from paceline.config.sections.types import (
     Text,
     Texts,
     Word,
+    misfit,
 )
+from paceline.core.json_types import Json
+
+SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask"))
+
+
+def _to_special_tokens(value: Json) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) and text for text in value.values()):
+        raise misfit("must be a mapping of names to tokens, like {eos_token: <|im_end|>}")
+    if other := sorted(set(value) - set(SPECIAL_TOKENS)):
+        raise misfit(f"has {', '.join(map(str, other))}: the names are {', '.join(SPECIAL_TOKENS)}")
+    return {name: str(text) for name, text in value.items()}
+
 
 IDLE: dict[str, str] = {
     "model.low_cpu_mem": (
@@ -81,6 +94,13 @@ class ModelSection(Section):
     add_special_tokens: Texts = Field(
         default=(),
         description="Special tokens to add to the tokenizer. Answers do not show them.",
+    )
+    special_tokens: Annotated[dict[str, str], BeforeValidator(_to_special_tokens)] = Field(
+        default={},
+        description=(
+            "The tokenizer's special tokens by their role, in place of its own: `{eos_token: </s>,"
+            " pad_token: <pad>}`; also bos_token, unk_token, sep_token, cls_token, mask_token."
+        ),
     )
     resize_embeddings: Annotated[str, Word("auto", "never")] = Field(
         default="auto",

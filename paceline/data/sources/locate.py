@@ -17,6 +17,7 @@ from paceline.rules import codes as rules_codes
 SAVED = ("dataset_dict.json", "state.json")  # files that mark a folder of ``datasets.save_to_disk``
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # module:function
 # Name or owner/name
+_HUB_FILE = re.compile(r"hf://datasets/[\w.-]+/[\w.-]+/\S+$")
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
@@ -50,6 +51,9 @@ def locate(path: str, split: str, name: str | None = None) -> Located:
     if exists or _OWN.fullmatch(path):
         _check_whole(path, split, name, "a file" if exists else "a function")
         return Located("files", (_readable(local),)) if exists else Located("own", own=path)
+    if _HUB_FILE.match(path):
+        _check_whole(path, split, name, "a file")
+        return Located("hub", hub=path)
     if _looks_local(path) or not _HUB_NAME.match(path):
         raise DataError(_not_there(local, path))
     return Located("hub", hub=path, hub_config=name)

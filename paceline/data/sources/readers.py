@@ -451,11 +451,17 @@ def _records(dataset: Dataset, name: str) -> Iterator[RawRow]:
         )
 
 
+_HUB_FILES = {"parquet": "parquet", "csv": "csv", "arrow": "arrow", "txt": "text"}
+
+
 def load_hub(located: Located, split: str) -> Dataset:
     """Load a data set from the hub through ``datasets`` (which runs no scripts). Raises DataError."""
     import datasets
 
     try:
+        if located.hub.startswith("hf://"):  # one file of a data set
+            kind = next((kind for end, kind in _HUB_FILES.items() if f".{end}" in located.hub), "json")
+            return datasets.load_dataset(kind, data_files=located.hub, split=split)
         return datasets.load_dataset(located.hub, located.hub_config, split=split)
     except Exception as exc:  # noqa: BLE001  (network, hub and format errors alike: the data cannot be had)
         message = str(exc).split("\n")[0][:300]

@@ -51,7 +51,9 @@ def unsettled(folder: Path, model: ModelSection, formats: Set[str], *, learns_an
     kind = str(tokenizer_config.get("tokenizer_class") or "")
     whether = {
         "code of its own": bool(tokenizer_config.get("auto_map")),
-        "no eos_token in its config": not tokenizer_config.get("eos_token"),
+        "no eos_token in its config": not (
+            tokenizer_config.get("eos_token") or "eos_token" in model.special_tokens
+        ),
         "no tokenizer.json": learns_answers and not (folder / "tokenizer.json").is_file(),
         f"class {kind}": bool(kind) and not kind.endswith("Fast") and kind not in _FAST,
     }
@@ -79,7 +81,7 @@ def _of_template(folder: Path, model: ModelSection, tokenizer_config: Mapping[st
 
 
 def _knows(folder: Path, model: ModelSection, tokenizer_config: Mapping[str, Json], token: str) -> bool:
-    if token in (*model.add_tokens, *model.add_special_tokens):
+    if token in (*model.add_tokens, *model.add_special_tokens, *model.special_tokens.values()):
         return True
     text = json.dumps(token)
     if text in json.dumps(tokenizer_config.get("added_tokens_decoder")):
@@ -149,7 +151,8 @@ def most_tokens(folder: Path, model: ModelSection) -> int | None:
         lists = (tokenizer_config.get(f"{name}_special_tokens") for name in ("additional", "extra"))
         special += next(filter(None, lists), [])
         texts = {str(value["content"]) if isinstance(value, dict) else str(value) for value in special}
-        new = (texts | {*model.add_tokens, *model.add_special_tokens}) - set(ids)
+        texts |= {*model.add_tokens, *model.add_special_tokens, *model.special_tokens.values()}
+        new = texts - set(ids)
         return max(len(ids), max(ids.values()) + 1) + len(new)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         return None

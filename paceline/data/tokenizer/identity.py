@@ -32,7 +32,7 @@ def tokenizer_identity(spec: TokenizerSpec, cache_dir: Path) -> JsonObject:
         "files": sorted(
             (str(f.relative_to(folder)), d) for f, d in digest_files(read_by(folder), cache_dir).items()
         ),
-        "added": [list(spec.add_tokens), list(spec.add_special_tokens)],
+        "added": [list(spec.add_tokens), list(spec.add_special_tokens), *map(list, spec.special_tokens)],
         "template": spec.chat_template,
         "options": spec.template_options,
         "code": spec.code_revision,

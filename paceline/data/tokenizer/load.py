@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,6 +122,7 @@ class TokenizerSpec:
     folder: str
     add_tokens: tuple[str, ...] = ()
     add_special_tokens: tuple[str, ...] = ()
+    special_tokens: tuple[tuple[str, str], ...] = ()
     chat_template: str | None = None
     template_options: str = "{}"
     code_revision: str | None = None  # pins the tokenizer's remote code; None: remote code is off
@@ -136,15 +138,21 @@ def tokenizer_spec(model: ModelSection) -> TokenizerSpec:
     revision = model.revision if trusted else None
     options = json.dumps(model.chat_template_kwargs, sort_keys=True)
     return TokenizerSpec(
-        str(folder), tuple(model.add_tokens), tuple(model.add_special_tokens), template, options, revision
+        str(folder),
+        tuple(model.add_tokens),
+        tuple(model.add_special_tokens),
+        tuple(sorted(model.special_tokens.items())),
+        template,
+        options,
+        revision,
     )
 
 
 def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
     """Load the tokenizer as training uses it. Raises DataError.
 
-    ``add_tokens`` and ``add_special_tokens`` are added, and ``chat_template`` (a built-in name, a path, or
-    Jinja text) replaces its own.
+    ``special_tokens`` take the place of its own; ``add_tokens`` and ``add_special_tokens`` are added.
+    ``chat_template`` (a built-in name, a path, or Jinja text) replaces its own.
     """
     return open_tokenizer(tokenizer_spec(model))
 
@@ -168,12 +176,26 @@ def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
                 " Python code runs only from the folder or commit that model.revision pins",
             )
         ) from exc
+    if spec.special_tokens:
+        _name_special(tokenizer, dict(spec.special_tokens))
     if spec.add_tokens:
         tokenizer.add_tokens(list(spec.add_tokens))
     if spec.add_special_tokens:
         tokenizer.add_tokens(list(spec.add_special_tokens), special_tokens=True)
     set_template(tokenizer, spec.chat_template, spec.template_options)
     return tokenizer
+
+
+def _name_special(tokenizer: PreTrainedTokenizerBase, tokens: Mapping[str, str]) -> None:
+    """Give the tokenizer these special tokens; what it writes around texts follows, where its class can."""
+    from transformers import AddedToken
+
+    for name, text in tokens.items():
+        token = AddedToken(text, lstrip=False, rstrip=False, normalized=False, special=True)
+        tokenizer.add_special_tokens({name: token})
+    update = getattr(tokenizer, "update_post_processor", None)
+    if update is not None and tokens.keys() & {"bos_token", "eos_token"}:
+        update()
 
 
 def vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -384,7 +384,8 @@ def with_vocabulary(config: JsonObject, model: ModelSection, folder: Path | None
     Its own where the tokenizer is not here, fits, or must not resize it. A drawn model whose config names no
     size takes the tokenizer's. ``folder``: that of a tokenizer's files.
     """
-    need = None if folder is None else tokenizer_rows(folder, (*model.add_tokens, *model.add_special_tokens))
+    added = (*model.add_tokens, *model.add_special_tokens, *model.special_tokens.values())
+    need = None if folder is None else tokenizer_rows(folder, added)
     inner = as_object(config["text_config"]) if isinstance(config.get("text_config"), dict) else config
     have = inner.get("vocab_size", 0 if model.config is not None else None)
     if need is None or not isinstance(have, int) or need <= have or model.resize_embeddings == "never":

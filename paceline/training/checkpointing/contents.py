@@ -123,9 +123,8 @@ def kept_files(model: ModelSection, tokenizer: Path) -> dict[str, bytes]:
     """
     folder = None if model.name_or_path is None else weights_folder(model.name_or_path, model.revision)
     kept = {} if folder is None else base_files(folder)
-    changed = (
-        model.add_tokens or model.add_special_tokens or model.chat_template or model.chat_template_kwargs
-    )
+    added = model.add_tokens or model.add_special_tokens or model.special_tokens
+    changed = added or model.chat_template or model.chat_template_kwargs
     unchanged = model.tokenizer in (None, model.name_or_path) and not changed
     if folder is not None and unchanged and bool(templates_in(folder)) == bool(templates_in(tokenizer)):
         return kept

@@ -46,7 +46,8 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
     reasons, questions = unsettled(folder, config.model, formats, learns_answers=learns), dict[str, str]()
     if any(doubtful_sets(config.data, config.model, reading)):
         reasons.append("rows that data.max_length may leave out")
-    adds = config.model.add_tokens or config.model.add_special_tokens
+    model = config.model
+    adds = model.add_tokens or model.add_special_tokens or model.special_tokens
     for reader in readers_of(config):
         if adds or not same_files(folder, reader.folder):
             reasons.append(f"the tokens of the {reader.role} model")

@@ -134,6 +134,7 @@ TABLE: dict[str, Key | Read] = {
         chat_template_kwargs={"enable_thinking": False},
         add_tokens=["<x>"],
         add_special_tokens=["<y>"],
+        special_tokens={"eos_token": "<z>"},
     ),
     # --- data; what becomes of rows is in test_keys_act.DATA
     "data.max_length": Key(p.plan(), 64),

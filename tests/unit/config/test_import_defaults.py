@@ -343,7 +343,7 @@ def test_a_switch_that_is_off_is_kept() -> None:
                 "special_tokens": {"eos_token": "<|im_end|>"},
             },
             "special_tokens.eos_token",
-            "chat template",
+            "",
         ),
     ],
 )

@@ -419,12 +419,41 @@ def test_thoughts_that_llamafactory_takes_out_are_said(
 @pytest.mark.parametrize(
     ("more", "key"),
     [
+        ({"sample_packing_sequentially": True}, "sample_packing_sequentially"),
+        ({"lr_quadratic_warmup": True, "lr_scheduler": "cosine"}, "lr_quadratic_warmup"),
+        ({"min_sample_len": 5}, "min_sample_len"),
+        ({"adapter": "lora", "load_in_8bit": True}, "load_in_8bit"),
+        ({"adapter": "lora", "gptq": True}, "gptq"),
+        ({"optimizer": "adamw_bnb_8bit", "deepspeed": "ds.json"}, "optimizer"),
+        ({"model_config": {"output_router_logits": True}}, "model_config.output_router_logits"),
+        ({"chat_template": "gemma3", "eot_tokens": ["<end_of_turn>"]}, "chat_template"),
+        ({"rl": "dpo", "datasets": [{"path": "a/b", "type": "chatml.intel"}]}, "datasets"),
+    ],
+)
+def test_axolotl_keys_are_kept_with_a_named_difference(more: dict[str, Any], key: str) -> None:
+    given = {"base_model": "base", **more}
+    found = import_data(given, dict.fromkeys(flat(given), 1), "a.yaml", "axolotl")
+    assert found.findings[key].verdict is DIFFERS and found.findings[key].says
+    assert not found.of(KeyVerdict.LOST)
+
+
+def test_axolotl_s_files_of_a_data_set_are_data_sets() -> None:
+    files = [{"path": "json", "data_files": ["a.json", "b.json"], "type": "completion"}]
+    files += [{"path": "org/name", "data_files": "c/d.jsonl.zst", "type": "completion"}]
+    given = {"base_model": "base", "datasets": files, "special_tokens": {"bos_token": "<s>"}, "tpyo": 1}
+    found = import_data(given, dict.fromkeys(flat(given), 1), "a.yaml", "axolotl")
+    paths = [one["path"] for one in found.settings["data.train"].value]  # type: ignore[index,union-attr,call-overload]
+    assert paths == ["a.json", "b.json", "hf://datasets/org/name/c/d.jsonl.zst"]
+    assert found.settings["model.special_tokens"].value == {"bos_token": "<s>"}
+    assert found.findings["tpyo"].verdict is NOTHING and not found.of(KeyVerdict.LOST)
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
         ({"dataset_shard_num": 4, "dataset_shard_idx": 0}, "dataset_shard_num"),
         ({"eval_sequence_len": 64}, "eval_sequence_len"),
-        ({"sample_packing_sequentially": True}, "sample_packing_sequentially"),
         ({"fix_untrained_tokens": True}, "fix_untrained_tokens"),
-        ({"datasets": [{"path": "json", "data_files": ["a", "b"], "type": "completion"}]}, "datasets"),
-        ({"datasets": [{"path": "org/name", "data_files": ["a"], "type": "completion"}]}, "datasets"),
         ({"rl": "grpo", "trl": {"min_p": 0.1}}, "trl.min_p"),
     ],
 )
@@ -498,10 +527,10 @@ def test_attention_across_packed_documents_is_not_kept() -> None:
 
 
 def test_a_value_that_our_rules_refuse_cannot_be_kept() -> None:
-    given = {"base_model": "base", "adapter": "lora", "load_in_8bit": True, "bf16": "auto", "lora_r": 8}
-    found = import_data(given, dict.fromkeys(given, 1), "a.yaml", "axolotl")
+    given = {"model_name_or_path": "base", "stage": "sft", "quantization_bit": 8, "finetuning_type": "lora"}
+    found = import_data(given, dict.fromkeys(given, 1), "a.yaml", "llamafactory")
     made, problems = accepted(found, "test", of_config)
-    assert found.findings["load_in_8bit"].verdict is KeyVerdict.LOST and problems == []
+    assert found.findings["quantization_bit"].verdict is KeyVerdict.LOST and problems == []
     assert (
         "quantization_bit:" not in made.text.partition("# cannot be kept")[0]
         and "model.dtype" not in made.text

@@ -82,7 +82,12 @@ FACTS = {"job", "named", "engine"}
 OLDER = {
     *("dpo_ftx", "evaluation_strategy", "kt_config.kt_expert_weight_format", "peft_config"),
     *("peft_config.name", "quant_config.name", "dist_config", "dist_config.name"),
-    *("train_dataset", "visual_inputs", "dataset_kwargs.skip_prepare_dataset"),
+    *(
+        "fsdp_config.activation_checkpointing",
+        "train_dataset",
+        "visual_inputs",
+        "dataset_kwargs.skip_prepare_dataset",
+    ),
 }
 
 

@@ -6,19 +6,25 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.config.import_export.argument_tables import table
 from paceline.config.import_export.import_config import import_data
 from paceline.config.import_export.verdicts import Imported, KeyVerdict
 from paceline.data.chat_template.encode import Encoded, Encoder
 from paceline.data.rows.examples import Reading, RowReader
-from paceline.data.rows.formats import detect
+from paceline.data.rows.formats import Shape, detect
+from paceline.data.rows.values import RowError
 from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 
 HERE = Path(__file__)
+sys.path.insert(0, str(HERE.parents[2] / "peers"))
+from axolotl_templates import CONVERSATIONS  # noqa: E402
+
 RECORDED = json.loads(HERE.with_name("axolotl_prompts.json").read_text(encoding="utf-8"))
 TOKENIZER = HERE.parents[3] / "examples" / "tokenizer"
 
@@ -78,3 +84,28 @@ def test_a_chat_template_does_not_write_such_rows() -> None:
 def test_the_file_s_end_of_text_ends_the_answers() -> None:
     found = imported({"type": "alpaca"}, special_tokens={"eos_token": "<|end|>"})
     assert not lost(found) and '"<|end|>"' in str(found.settings["model.chat_template"].value)
+
+
+TEMPLATES = json.loads(HERE.with_name("axolotl_templates.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", TEMPLATES, ids=lambda case: case["template"])
+def test_the_named_templates_write_axolotl_s_tokens_and_labels(case: dict[str, Any]) -> None:
+    """``axolotl_templates.json``: by ``tests/peers/axolotl_templates.py``, whose conversations these are."""
+    found = imported({"type": "chat_template"}, chat_template=case["template"])
+    template = str(found.settings["model.chat_template"].value)
+    end = table("axolotl_templates")["templates"][case["template"]]["end"]  # type: ignore[index,call-overload]
+    special = {"bos_token": "<s>", "eos_token": "</s>" if end == "eos_token" else str(end)}
+    spec = TokenizerSpec(str(TOKENIZER), special_tokens=tuple(special.items()), chat_template=template)
+    coder, shape = Encoder(open_tokenizer(spec), "assistant"), Shape("messages", {"messages": "messages"}, "")
+    reader = RowReader(shape, Reading())
+    for turns, answer in zip(CONVERSATIONS, case["answers"], strict=True):
+        if answer is None:
+            continue
+        [example] = list(reader.read({"messages": turns}, "row"))
+        [made] = coder.encode([example])  # type: ignore[list-item]
+        if isinstance(made, RowError):  # Mistral's write the system's turn at the last question alone
+            assert "mistral_v" in case["template"] and made.reason == "turn_left_out"
+            continue
+        assert made.input_ids.tolist() == answer[0]
+        assert made.labelled.nonzero()[0].tolist() == answer[1]

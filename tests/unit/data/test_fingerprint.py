@@ -87,6 +87,7 @@ CHANGED: dict[str, Any] = {
     "kind": PAIRS,
     "add_tokens": ("xyz",),
     "add_special_tokens": ("<|x|>",),
+    "special_tokens": (("eos_token", "<|x|>"),),
     "chat_template": "{{ messages }}",
     "code_revision": "a" * 40,
     "template_options": '{"enable_thinking": false}',

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
-from pathlib import Path
 
 from paceline.config.import_export.argument_tables import defaults
 from paceline.config.import_export.decide_keys import Code
 from paceline.config.import_export.programs import transformers
 from paceline.config.import_export.programs.axolotl_data import datasets, tokens
+from paceline.config.import_export.programs.axolotl_templates import named_template
 from paceline.config.import_export.verdicts import KeyReader
-from paceline.config.yaml_text.read_file import read_text
 from paceline.core.json_types import Json, JsonObject, as_number
 
 _TOP = (
@@ -203,22 +201,6 @@ def best_weights(reader: KeyReader) -> None:
         reader.mapped(key, (path,))
 
 
-def _named_template(reader: KeyReader) -> None:
-    """A template of axolotl's own, by its name: the text in its package, where that is installed."""
-    name = reader.given.get("chat_template")
-    if reader.decided("chat_template") or not name:
-        return
-    file = f"axolotl/utils/chat_templates/templates/{name}.jinja"
-    package = find_spec("axolotl")
-    places = [Path(folder) for folder in (package.submodule_search_locations or ())] if package else []
-    own = next((p for place in places if (p := place.parent / file).is_file()), None)
-    if own is None or not re.fullmatch(r"\w+", str(name)):
-        remedy = f"copy {file} of its package beside this file, and set model.chat_template: {name}.jinja"
-        reader.lose("chat_template", f"axolotl's own {name}; the tokenizer's template is used, or {remedy}")
-        return
-    reader.keep("chat_template", "model.chat_template", read_text(str(own)), f"axolotl's own {name}")
-
-
 _ROWS = re.compile(r"(.+)\[(\d*)(?::(\d*))?\]")
 
 
@@ -246,5 +228,5 @@ CODE: Code = {
     "fsdp_config": _fsdp_config,
     "trackers": _trackers,
     "unfrozen": _unfrozen,
-    "named_template": _named_template,
+    "named_template": named_template,
 }

@@ -9,10 +9,13 @@ from paceline.config.import_export.programs.axolotl_prompts import (
     TEMPLATE,
     alpaca,
     end_of_text,
+    marked_answers,
     user_defined,
 )
+from paceline.config.import_export.programs.axolotl_templates import formats_of
 from paceline.config.import_export.verdicts import KeyReader, data_set, data_set_of
-from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.config.sections.model import SPECIAL_TOKENS
+from paceline.core.json_types import Json, JsonObject, as_list, as_object
 
 _SETS = {"datasets": "data.train", "pretraining_dataset": "data.train", "test_datasets": "data.eval"}
 _TURNS = ("message_field_role", "message_field_content", "message_property_mappings")
@@ -35,13 +38,23 @@ def datasets(reader: KeyReader) -> None:
             continue
         sets: list[Json] = [data_set(listed, format="text")] if isinstance(listed, str) and listed else []
         if isinstance(listed, list):
-            sets = [_one(reader, key, n, as_object(item)) for n, item in enumerate(listed)]
+            each = [_each_file(reader, key, n, as_object(item)) for n, item in enumerate(listed)]
+            sets = [one for those in each for one in those]
         if sets:
             reader.set(path, sets, key)
             reader.mapped(key, (path,))
     if reader.facts.get("prompts"):
         given = [key for key in ("chat_template", "chat_template_jinja") if reader.is_given(key)]
         reader.nothing(given, "the data sets' own prompts write the rows")
+
+
+def _each_file(reader: KeyReader, outer: str, number: int, item: JsonObject) -> list[Json]:
+    """Return an item of the list ``outer`` as our data sets: one for each of its files."""
+    first, files = _one(reader, outer, number, item), as_list(item.get("data_files"))
+    if len(files) < 2 or not str(first["path"]).endswith(str(files[0])):
+        return [first]
+    folder = str(first["path"]).removesuffix(str(files[0]))
+    return [{**first, "path": f"{folder}{file}"} for file in files]
 
 
 def _one(reader: KeyReader, outer: str, number: int, item: JsonObject) -> JsonObject:
@@ -54,6 +67,7 @@ def _one(reader: KeyReader, outer: str, number: int, item: JsonObject) -> JsonOb
         "prompts": prompts,
         "turns": any(str(word).startswith(("chat_template", "sharegpt")) for word in _types(reader)),
         "eos_token": end_of_text(reader),
+        "has_formats": bool(formats_of(reader)) and _all_drop(reader),
     }
     decide(inner, "axolotl_data", CODE)
     for key in item:
@@ -89,51 +103,44 @@ def _turn_keys(reader: KeyReader) -> None:
         reader.lose("roles", f"turns of {', '.join(unknown)}: a data.converter renames roles")
 
 
+def _all_drop(reader: KeyReader) -> bool:
+    """Whether every data set drops its system turns."""
+    sets = reader.given.get("datasets")
+    return isinstance(sets, list) and all(as_object(item).get("drop_system_message") for item in sets)
+
+
 def _types(reader: KeyReader) -> list[Json]:
     sets = reader.given.get("datasets")
     return [as_object(item).get("type") for item in sets] if isinstance(sets, list) else []
 
 
-def _turns_by_template(reader: KeyReader) -> bool:
-    """Whether every data set's turns are written by a chat template."""
-    types = _types(reader)
-    return bool(types) and all(isinstance(word, str) and word.startswith("chat_template") for word in types)
-
-
 def tokens(reader: KeyReader) -> None:
-    """Padding has no loss; other special tokens would change the text."""
-    for outer in ("special_tokens", "tokens"):
-        value = reader.given.get(outer)
-        if outer == "tokens" and isinstance(value, list):
-            reader.keep(outer, "model.add_tokens", value)
-        names = as_object(value)
-        for name, token in names.items():
-            if name == "pad_token":
-                reader.nothing(f"{outer}.{name}", "padding never weighs anything")
-            elif name == "additional_special_tokens" and isinstance(token, list):
-                reader.keep(f"{outer}.{name}", "model.add_special_tokens", token)
-            elif name == "eos_token" and _turns_by_template(reader):
-                reader.nothing(f"{outer}.{name}", "the token that ends a turn is read off the chat template")
-            elif name == "eos_token" and reader.facts.get("prompts"):
-                reader.mapped(f"{outer}.{name}", (TEMPLATE,), "it ends an answer, as the template writes it")
-            elif name == "eos_token":
-                reader.lose(
-                    f"{outer}.{name}",
-                    "the tokenizer's own end of text ends an answer; model.chat_template may write another",
-                )
-            elif token in ("<s>", "</s>", "<unk>"):
-                reader.nothing(f"{outer}.{name}", "the tokenizer's own (Llama's and Mistral's)")
-            else:
-                reader.lose(f"{outer}.{name}", "the tokenizer's own special tokens are used")
-        if names:
-            inner = [reader.result.findings.get(f"{outer}.{name}") for name in names]
-            bad: list[Json] = [f.key for f in inner if f is not None and f.verdict.value == "cannot be kept"]
-            if bad:
-                reader.lose(outer, f"the tokenizer's own special tokens are used: {', '.join(map(str, bad))}")
-            elif "model.add_special_tokens" in reader.result.settings:
-                reader.mapped(outer, ("model.add_special_tokens",))
-            else:
-                reader.nothing(outer, "each of them for its own reason")
+    """Decide the tokenizer's special tokens and the tokens that are added to it."""
+    value, key = reader.given.get("tokens"), "special_tokens"
+    if isinstance(value, list):
+        reader.keep("tokens", "model.add_tokens", value)
+    elif value:
+        reader.lose("tokens", "axolotl takes a list of tokens to add")
+    given: JsonObject = {}
+    for name, token in as_object(reader.given.get(key)).items():
+        inner = f"{key}.{name}"
+        if name == "additional_special_tokens" and isinstance(token, list):
+            reader.keep(inner, "model.add_special_tokens", token)
+        elif token in (None, ""):
+            reader.nothing(inner, "it has no value")
+        elif name in SPECIAL_TOKENS and isinstance(token, str):
+            given[name] = token
+            reader.mapped(inner, ("model.special_tokens",))
+        else:
+            reader.lose(inner, f"special tokens are {', '.join(SPECIAL_TOKENS)}")
+    if given:
+        reader.set("model.special_tokens", given, key)
+    reader.mapped(key, ("model.special_tokens", "model.add_special_tokens"))
 
 
-CODE: Code = {"turn_keys": _turn_keys, "alpaca": alpaca, "user_defined": user_defined}
+CODE: Code = {
+    "turn_keys": _turn_keys,
+    "alpaca": alpaca,
+    "marked_answers": marked_answers,
+    "user_defined": user_defined,
+}

@@ -81,6 +81,22 @@ def alpaca(reader: KeyReader) -> None:
     _keep(reader, "type", jinja(style, _end(reader), from_rows=False))
 
 
+#: The column of the question in the rows of axolotl's ``chatml.NAME`` and ``llama3.NAME``
+_QUESTIONS = {"intel": "question", "icr": "input", "argilla": "instruction"}
+
+
+def marked_answers(reader: KeyReader) -> None:
+    """Decide ``type: chatml.NAME`` or ``llama3.NAME`` of a preference: a question and its answers in a
+    template's marks, under the columns of a published data set.
+    """
+    template, _, name = reader.text("type").partition(".")
+    if question := _QUESTIONS.get(name):
+        reader.set("columns.prompt", question, "type")
+    begin = ", with the tokenizer's BOS in front" if template == "llama3" else ""
+    end = "there the tokenizer's end of text follows the mark that ends an answer, where it is another token"
+    _keep(reader, "type", template, f"the same text{begin}; {end}")
+
+
 def user_defined(reader: KeyReader) -> None:
     """Decide a ``type`` that is a mapping: names of columns, and formats of the text."""
     given = {
@@ -118,12 +134,12 @@ def user_defined(reader: KeyReader) -> None:
     reader.mapped([key for key in inner if not reader.decided(key)], (TEMPLATE, "data.train"))
 
 
-def _keep(reader: KeyReader, key: str, text: str) -> None:
+def _keep(reader: KeyReader, key: str, text: str, says: str = DIFFERS) -> None:
     """Set the run's template, unless another data set already has another one."""
     if reader.facts.get("turns") or set(as_object(reader.facts.get("prompts")).values()) - {text}:
         reader.lose(key, "one template writes the rows of all data sets, and they have several prompts")
         return
-    reader.differs(key, TEMPLATE, text, DIFFERS)
+    reader.differs(key, TEMPLATE, text, says)
 
 
 def _end(reader: KeyReader) -> str:
@@ -141,15 +157,15 @@ def jinja(style: PromptStyle, end: str, *, from_rows: bool) -> str:
     own = "messages[0]['role'] == 'system'"
     lines = ["{{- bos_token | default('') -}}"]
     if from_rows:
-        lines.append(f"{{%- set system = messages[0]['content'] if {own} else {_text(style.system)} -%}}")
+        lines.append(f"{{%- set system = messages[0]['content'] if {own} else {literal(style.system)} -%}}")
     lines += [
         "{%- for message in messages -%}",
         "{%- if message['role'] == 'user' -%}",
         "{%- if message['input'] is defined and message['input'] -%}",
-        f"{_system(style, style.system, from_rows)}{_put(_written(style.turn, of_input))}",
+        f"{_system(style, style.system, from_rows)}{put(_written(style.turn, of_input))}",
         "{%- else -%}",
         f"{_system(style, style.system_without_input, from_rows)}"
-        f"{_put(_written(style.turn_without_input, {'instruction': content}))}",
+        f"{put(_written(style.turn_without_input, {'instruction': content}))}",
         "{%- endif -%}",
         "{%- elif message['role'] == 'assistant' -%}",
         f"{{%- generation -%}}{{{{- {content} + {end} -}}}}{{%- endgeneration -%}}",
@@ -161,17 +177,17 @@ def jinja(style: PromptStyle, end: str, *, from_rows: bool) -> str:
 
 def _system(style: PromptStyle, text: str, from_rows: bool) -> str:
     if from_rows:
-        return (
-            f"{{%- if system -%}}{_put(_written(style.system_format, {'system': 'system'}))}{{%- endif -%}}"
-        )
-    return _put(_text(style.system_format.format(system=text))) if text else ""
+        return f"{{%- if system -%}}{put(_written(style.system_format, {'system': 'system'}))}{{%- endif -%}}"
+    return put(literal(style.system_format.format(system=text))) if text else ""
 
 
-def _put(expression: str) -> str:
+def put(expression: str) -> str:
+    """Return Jinja that writes an expression."""
     return f"{{{{- {expression} -}}}}"
 
 
-def _text(text: str) -> str:
+def literal(text: str) -> str:
+    """Return a text as a literal of Jinja."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -179,10 +195,10 @@ def _written(template: str, values: Mapping[str, str]) -> str:
     """Return an expression for a format string: its texts, and expressions for its ``{names}``."""
     parts, begin = list[str](), 0
     for match in _PLACE.finditer(template):
-        parts.append(_text(template[begin : match.start()]))
+        parts.append(literal(template[begin : match.start()]))
         name, begin = match.group(1), match.end()
-        parts.append(values[name] if name else _text(match.group()[0]))
-    parts.append(_text(template[begin:]))
+        parts.append(values[name] if name else literal(match.group()[0]))
+    parts.append(literal(template[begin:]))
     return " + ".join(part for part in parts if part != '""') or '""'
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from pydantic_core import PydanticCustomError
 
 from paceline.config.import_export.argument_tables import NO_TRACKERS, defaults
@@ -102,6 +104,10 @@ def by_alias(reader: KeyReader, key: str) -> None:
         reader.nothing(key, OFF)
     elif key in reader.defaults:
         reader.lose(key, "no key here does the same: the run goes without it; remove it, if that will do")
+    elif reader.facts.get("unknown") == "ignored":
+        close = difflib.get_close_matches(key, list(reader.defaults), 1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        reader.nothing(key, f"{reader.result.system} has no such argument, and ignores it{meant}")
     else:
         reader.lose(key, f"{reader.result.system} has no such argument, and neither has Paceline")
 
