@@ -69,6 +69,7 @@ class OptimizerSpec:
 
     Weight decay applies to matrices only, not to biases and norm weights, as in ``transformers.Trainer``.
     ``target_modules``: whose gradients are projected (``optim_target_modules``); empty: every linear layer.
+    ``b_rate_ratio``: the rate of adapters' B and of vectors over that of other weights (LoRA+).
     """
 
     name: str = "adamw_torch_fused"
@@ -78,6 +79,7 @@ class OptimizerSpec:
     eps: float = 1e-8
     args: Mapping[str, Json] = field(default_factory=dict)
     target_modules: tuple[str, ...] = ()
+    b_rate_ratio: float = field(default=1.0, metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,9 @@ class AdapterSpec:
 
     - ``quantization``: of the frozen base layers
     - ``target_parameters``: tensors of fused experts, by suffix
-    - ``init_lora_weights``: pissa or olora, whose first factors are taken out of the base weights; what
-      follows it comes from peft's folders alone
+    - ``init_lora_weights``: pissa or olora, whose first factors are taken out of the base weights
+    - ``use_dora``: each weight's rows have lengths of their own, which are trained; what follows it comes
+      from peft's folders alone
     """
 
     r: int
@@ -114,6 +117,7 @@ class AdapterSpec:
     quantization: Quantization | None = None
     target_parameters: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     init_lora_weights: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+    use_dora: bool = field(default=False, metadata=UNLESS_DEFAULT)
     exclude_modules: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     rank_pattern: Mapping[str, int] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict, metadata=UNLESS_DEFAULT)

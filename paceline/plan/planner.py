@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from paceline.config.backend_files.deepspeed.deepspeed_file import batch_of
 from paceline.config.registries.optimizers import BUILT, parse_optim_args
+from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic, errors
 from paceline.core.errors import ConfigError
@@ -147,7 +148,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     adapter = attempt(lambda: adapter_of(job.lora), problems)
     freezing = Freezing.configured(training, shape)
     router = router_options(training, shape.router_aux_loss if shape else 0.0)
-    optimizer = _optimizer(training, problems)
+    optimizer = _optimizer(training, job.lora, problems)
     precision = choose_precision(
         training.mixed_precision,
         job.hardware,
@@ -202,7 +203,9 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     return Resolved(chosen, adapter, optimizer, precision, router, engine, rollout)
 
 
-def _optimizer(training: TrainingSection, problems: list[Diagnostic]) -> OptimizerSpec:
+def _optimizer(
+    training: TrainingSection, lora: LoraSection | None, problems: list[Diagnostic]
+) -> OptimizerSpec:
     """Return the optimizer with the arguments that keys of ``training`` set; errors go to ``problems``."""
     row, args = BUILT.get(training.optim), dict[str, Json]()
     if row is not None and "warmup_steps" in row.takes and training.warmup_steps >= 1:
@@ -217,6 +220,7 @@ def _optimizer(training: TrainingSection, problems: list[Diagnostic]) -> Optimiz
         eps=training.adam_epsilon,
         args={**args, **(attempt(lambda: parse_optim_args(training.optim_args), problems) or {})},
         target_modules=targets_of(training.optim_target_modules),
+        b_rate_ratio=(lora.loraplus_lr_ratio if lora else None) or 1.0,
     )
 
 

@@ -87,7 +87,11 @@ def build(world: World, cell: dict[str, Any]) -> tuple[Strategy, Handle]:
         adapter=plan.adapter,
     )
     strategy = make_strategy(plan.strategy, world, plan)
-    handle = strategy.prepare(Role.POLICY, factory, OptimizerSpec(learning_rate=LR, weight_decay=0.1))
+    handle = strategy.prepare(
+        Role.POLICY,
+        factory,
+        OptimizerSpec(learning_rate=LR, weight_decay=0.1, b_rate_ratio=cell.get("b_rate_ratio", 1.0)),
+    )
     strategy.warm_up(handle, make_batch([-1]), TinyObjective())
     return strategy, handle
 

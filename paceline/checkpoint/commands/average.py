@@ -24,6 +24,7 @@ from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.core.errors import CheckpointError
 from paceline.core.files import MAX_CONFIG_BYTES
 from paceline.core.json_types import JsonObject, as_number, as_object
+from paceline.plan.model.parameter_list import MAGNITUDE
 from paceline.protocols.shard import BUFFER, PARAM
 
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
@@ -112,6 +113,8 @@ class AveragedReader(CheckpointReader):
 
     def _check(self, other: CheckpointReader) -> None:
         """Refuse a checkpoint that cannot be averaged with the first."""
+        if any(name.name.endswith(MAGNITUDE) for name in self.names()):
+            raise self._refused(other, "DoRA's weights have no mean that is an adapter", MAGNITUDE)
         for key, subject in _OF_ONE_RUN.items():
             mine, theirs = self.state.get(key), other.state.get(key)
             if mine != theirs:

@@ -24,7 +24,7 @@ from paceline.models.lora.names import PEFT_PREFIX
 from paceline.models.module_tensors import persistent_buffers
 from paceline.plan.features.peft_settings import names_module
 from paceline.plan.model.family import family_of
-from paceline.plan.model.parameter_list import NO_DECAY
+from paceline.plan.model.parameter_list import MAGNITUDE, NO_DECAY
 from paceline.protocols.roles import Role
 from paceline.strategies.optimizers.build import decays
 
@@ -185,6 +185,7 @@ def adapter_name(name: str) -> str:
     )  # an engine's own prefix comes before peft's
     for word in (".lora_A.default.", ".lora_B.default."):
         bare = bare.replace(word, word.replace("default.", ""))
+    bare = bare.removesuffix(".default.weight") if MAGNITUDE in bare else bare
     return bare.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")
 
 
@@ -280,8 +281,12 @@ def bare_adapter(
 ) -> ForeignState:
     """Return the state of tensors that are all an adapter's, under our names."""
     order = adapter_order(weights, names)
-    decaying = frozenset(n for n, shape in order.items() if len(shape) > 1 and not NO_DECAY.search(n))
+    decaying = frozenset(n for n, shape in order.items() if _decays(n, shape))
     return ForeignState(form, 0, weights, adapter=settings, trained=order, decaying=decaying)
+
+
+def _decays(name: str, shape: tuple[int, ...]) -> bool:
+    return (len(shape) > 1 or name.endswith(MAGNITUDE)) and not NO_DECAY.search(name)
 
 
 def adapter_order(weights: Mapping[str, LazyTensor], names: ModelNames) -> dict[str, tuple[int, ...]]:

@@ -34,6 +34,7 @@ _TRL = (
         "lora.modules_to_save": "lora_modules_to_save",
         "lora.target_parameters": "lora_target_parameters",
         "lora.use_rslora": "use_rslora",
+        "lora.use_dora": "use_dora",
     }
 )
 _LLAMAFACTORY = (
@@ -48,6 +49,8 @@ _LLAMAFACTORY = (
         "lora.alpha": "lora_alpha",
         "lora.dropout": "lora_dropout",
         "lora.use_rslora": "use_rslora",
+        "lora.use_dora": "use_dora",
+        "lora.loraplus_lr_ratio": "loraplus_lr_ratio",
         "lora.adapter_name_or_path": "adapter_name_or_path",
     }
 )
@@ -95,6 +98,8 @@ _AXOLOTL = {
     "lora.modules_to_save": "lora_modules_to_save",
     "lora.target_parameters": "lora_target_parameters",
     "lora.use_rslora": "peft_use_rslora",
+    "lora.use_dora": "peft_use_dora",
+    "lora.loraplus_lr_ratio": "loraplus_lr_ratio",
     "lora.init_lora_weights": "peft_init_lora_weights",
     "lora.adapter_name_or_path": "lora_model_dir",
 }

@@ -300,6 +300,8 @@ ALIASES: dict[str, Alias] = {
     "lora_target_modules": Alias("lora.target_modules", _lora_target),
     "additional_target": Alias("lora.modules_to_save"),
     "use_rslora": Alias("lora.use_rslora", _true_sets(True)),
+    "use_dora": Alias("lora.use_dora", _true_sets(True)),
+    "loraplus_lr_ratio": Alias("lora.loraplus_lr_ratio"),
     "adapter_name_or_path": Alias("lora.adapter_name_or_path"),
     "quantization_type": Alias("lora.quantization_type"),
     "quantization_bit": Alias("lora.quantization_bit"),

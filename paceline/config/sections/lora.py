@@ -87,6 +87,20 @@ class LoraSection(Section):
     bias: Annotated[str, Word("none", "all", "lora_only")] = Field(
         default="none", description="Which biases are trained."
     )
+    use_dora: Bool = Field(
+        default=False,
+        description=(
+            "DoRA: also train the length of each row of an adapted weight, apart from its direction. Single,"
+            " ddp, fsdp, zero1 and zero2."
+        ),
+    )
+    loraplus_lr_ratio: OptFloat = Field(
+        default=None,
+        gt=0,
+        description=(
+            "LoRA+: the learning rate of the adapters' B (and of vectors) is this many times the others'."
+        ),
+    )
     use_rslora: Bool = Field(default=False, description="Scale by alpha / sqrt(r) instead of alpha / r.")
     init_lora_weights: Annotated[str | None, BeforeValidator(_init)] = Field(
         default=None,

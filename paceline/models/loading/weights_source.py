@@ -288,6 +288,8 @@ class WeightsSource:
             return "there are no files"
         if self.adapter is not None and self.adapter.init_lora_weights:
             return f"{self.adapter.init_lora_weights} decomposes whole weights"
+        if self.adapter is not None and self.adapter.use_dora:
+            return "DoRA measures the rows of whole weights"
         whole = None if self._whole is None else self._whole.skeleton
         growing = vocabulary_names(hf) if self.rows > self.old_rows else ()
         return folder_slices(hf, self.tensors, self.fresh, growing, whole, self._quantised)

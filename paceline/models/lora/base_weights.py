@@ -24,6 +24,7 @@ from paceline.models import codes
 from paceline.models.lora.expert_lora import experts_parameter, is_experts, is_transposed, merge_experts
 from paceline.models.lora.names import NAME, adapted_modules
 from paceline.plan.features.peft_settings import rank_of, scale_of
+from paceline.plan.model.parameter_list import MAGNITUDE
 from paceline.plan.plan import AdapterSpec
 
 if TYPE_CHECKING:
@@ -70,6 +71,25 @@ def remainder(weight: Tensor, init: str, rank: int, scale: float) -> Tensor:
     layer.scaling[NAME] = scale
     getattr(layer, f"{init}_init")(*_GIVEN[init])
     return base.weight.data
+
+
+@torch.no_grad()
+def measure_rows(hf: HFModel) -> None:
+    """Begin DoRA's lengths (Liu et al. 2024, arXiv:2402.09353): those of the rows of each W + scale · B A."""
+    from peft.tuners.lora import Linear
+
+    for layer in (m for m in hf.modules() if isinstance(m, Linear)):
+        weight = layer.get_base_layer().get_parameter("weight")
+        if not weight.is_meta:
+            whole = weight.to(torch.float32) + layer.get_delta_weight(NAME).to(torch.float32)
+            lengths = layer.lora_magnitude_vector[NAME].get_parameter("weight")
+            lengths.copy_(torch.linalg.norm(whole.t() if layer.fan_in_fan_out else whole, dim=1))
+
+
+def stretch(weight: Tensor, lengths: Tensor, transposed: bool) -> None:
+    """Give the rows of ``weight`` ([out, in], or transposed) these lengths, in place."""
+    rows = weight.t() if transposed else weight
+    rows.mul_((lengths.to(weight) / torch.linalg.norm(rows, dim=1)).view(-1, 1))
 
 
 def _check(name: str, layer: Linear, init: str, started: bool) -> None:
@@ -123,6 +143,9 @@ def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[st
                 steps.setdefault(places[name], []).append(taken)
             step = partial(_add_product, _transposed(hf, module), scale_of(spec, module), module)
         steps.setdefault(places[name], []).append(step)
+        if spec.use_dora:
+            stretched = partial(_stretch, _transposed(hf, module), f"{module}{MAGNITUDE}")
+            steps[places[name]].append(stretched)
     for name in trained:
         if ".lora_" not in name:
             steps.setdefault(places[name], []).append(partial(_copy_in, name))
@@ -149,6 +172,10 @@ def _add_product(
             weight[:, first : first + some].add_(delta.t())
         else:
             weight[first : first + some].add_(delta)
+
+
+def _stretch(transposed: bool, lengths: str, weight: Tensor, trained: Mapping[str, Tensor]) -> None:
+    stretch(weight, trained[lengths], transposed)
 
 
 def _copy_in(name: str, weight: Tensor, trained: Mapping[str, Tensor]) -> None:

@@ -28,7 +28,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.units import human_count
 from paceline.models import codes
-from paceline.models.lora.base_weights import decompose
+from paceline.models.lora.base_weights import decompose, measure_rows
 from paceline.models.lora.expert_lora import (
     route_adapters,
 )
@@ -108,6 +108,8 @@ def add_adapter(
     first = ""
     if spec.init_lora_weights:
         first = decompose(hf, spec.init_lora_weights, bool(spec.start))
+    if spec.use_dora:
+        measure_rows(hf)
     saved = train_in_full(hf, spec.modules_to_save)
     for parameter in hf.parameters():
         if parameter.requires_grad:
@@ -128,8 +130,8 @@ def add_adapter(
     count = sum(p.numel() for p in hf.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in hf.parameters())
     note = (
-        f"LoRA r {spec.r} on {', '.join(spec.target_modules)}: {human_count(count)} of"
-        f" {human_count(whole)} parameters are trained"
+        f"{'DoRA' if spec.use_dora else 'LoRA'} r {spec.r} on {', '.join(spec.target_modules)}:"
+        f" {human_count(count)} of {human_count(whole)} parameters are trained"
     )
     if first:
         note += f"; {first}"
@@ -246,6 +248,7 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
         exclude_modules=excluded_modules(spec, beyond),
         bias=spec.bias,  # type: ignore[arg-type]
         use_rslora=spec.use_rslora,
+        use_dora=spec.use_dora,
         task_type=_task(hf),
         target_parameters=list(spec.target_parameters) or None,
         rank_pattern=dict(spec.rank_pattern),

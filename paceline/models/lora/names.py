@@ -11,6 +11,7 @@ NAME = "default"  # peft's name of the one adapter
 PEFT_PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
 _FACTOR = re.compile(rf"(\.lora_[AB])\.{NAME}\.weight$")
+_MAGNITUDE = re.compile(rf"(\.lora_magnitude_vector)\.{NAME}\.weight$")
 _BASE = re.compile(r"(\.base_layer)+\.")
 
 
@@ -18,6 +19,7 @@ def plain_name(name: str) -> str:
     """Return the name in peft's files (without prefix) of a parameter of an injected model."""
     if _FACTOR.search(name):  # one of several parameters of a module has its factors under base_layer
         return _FACTOR.sub(r"\1.weight", name)
+    name = _MAGNITUDE.sub(r"\1", name)  # DoRA's, as peft's files have it
     return _BASE.sub(".", name)
 
 
@@ -32,7 +34,8 @@ def peft_key(name: str, adapted: frozenset[str]) -> str:
     have an adapter.
     """
     module, _, leaf = name.rpartition(".")
-    return f"{PEFT_PREFIX}{module}.base_layer.{leaf}" if module in adapted else PEFT_PREFIX + name
+    of_base = module in adapted and not leaf.startswith("lora_")
+    return f"{PEFT_PREFIX}{module}.base_layer.{leaf}" if of_base else PEFT_PREFIX + name
 
 
 def adapted_modules(names: Iterator[str]) -> frozenset[str]:

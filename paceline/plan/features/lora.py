@@ -20,7 +20,7 @@ from paceline.plan.features.experts import expert_parameters
 from paceline.plan.features.peft_settings import is_target, rank_of, with_settings
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.files.safetensors_headers import linears
-from paceline.plan.model.parameter_list import ALL_LINEAR, Parameter, is_linear, parameters_of
+from paceline.plan.model.parameter_list import ALL_LINEAR, Parameter, is_linear, is_transposed, parameters_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import AdapterSpec, Decision, Quantization, decomposes
 from paceline.plan.strategies.spec import StrategySpec, strategy_specs
@@ -47,6 +47,7 @@ def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
         bias=lora.bias,
         use_rslora=lora.use_rslora,
         init_lora_weights=lora.init_lora_weights,
+        use_dora=lora.use_dora,
         quantization=Quantization(bits, lora.quantization_type, lora.double_quant) if bits else None,
     )
     if lora.adapter_name_or_path:
@@ -86,6 +87,8 @@ def check_adapter(
                 strategies="set " + " and ".join(filter(None, (ones, elsewhere))),
             )
         )
+    if adapter.use_dora:
+        problems += _with_lengths(adapter, spec, mesh, engine)
     if adapter.target_parameters and mesh.tp > 1:
         problems.append(
             codes.PLAN_ADAPTER_EXPERTS(
@@ -115,6 +118,30 @@ def check_adapter(
         if adapter.quantization is None
         else [*problems, *_quantised(spec, mesh, compute, engine, installed, here)]
     )
+
+
+def _with_lengths(
+    adapter: AdapterSpec, spec: StrategySpec, mesh: Mesh, engine: EngineOptions
+) -> Iterator[Diagnostic]:
+    """Yield why DoRA cannot run so: it reads each whole weight beside its layer's own product."""
+    axes = [f"{axis}_size: {size}" for axis in ("pp", "tp", "cp") if (size := getattr(mesh, axis)) > 1]
+    if axes or spec.gathers_by_layer(engine):
+        where = " with ".join(filter(None, (spec.label(engine), ", ".join(axes))))
+        yield codes.PLAN_ADAPTER_STRATEGY(
+            "lora.use_dora", where, strategies="distributed_strategy: fsdp, zero2 or ddp; or use_dora: false"
+        )
+    beside = {
+        "quantization_bit: 4": adapter.quantization is not None,
+        "target_parameters": bool(adapter.target_parameters),
+    }
+    for key, is_set in beside.items():
+        if is_set:
+            yield codes.PLAN_ADAPTER_KIND(
+                "DoRA trains the lengths of the rows of plain linear layers",
+                "lora.use_dora",
+                f"use_dora beside {key}",
+                f"use_dora: false, or leave {key.partition(':')[0]} out",
+            )
 
 
 def _quantised(
@@ -232,11 +259,19 @@ def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
         or not (listed or linears(shape))
     ):
         return None
-    adapted = (rank_of(adapter, name) * sum(p.shape) for p, name in _adapted(shape, adapter))
+    adapted = (
+        rank_of(adapter, name) * sum(p.shape) + adapter.use_dora * out_features(shape, p)
+        for p, name in _adapted(shape, adapter)
+    )
     experts = expert_parameters(shape, adapter) if adapter.target_parameters else 0
     head = shape.head_outputs * shape.hidden_size if shape.scalar_head else 0  # new: trained in full
     tables = min(len(saved_modules), 1) if shape.tied else len(saved_modules)
     return head + experts + sum(adapted) + tables * shape.vocab * shape.hidden_size
+
+
+def out_features(shape: ModelShape, parameter: Parameter) -> int:
+    """Return the number of outputs of a linear layer's weight."""
+    return parameter.shape[1 if is_transposed(shape, parameter) else 0]
 
 
 def adapted_layers(shape: ModelShape, adapter: AdapterSpec) -> frozenset[str] | None:

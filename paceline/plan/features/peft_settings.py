@@ -30,6 +30,7 @@ CARRIED = frozenset(
         "modules_to_save",
         "bias",
         "use_rslora",
+        "use_dora",
         "rank_pattern",
         "alpha_pattern",
         "layers_to_transform",
@@ -71,7 +72,6 @@ REFUSED = frozenset(
         "monteclora_config",
         "trainable_token_indices",
         "use_bdlora",
-        "use_dora",
         "use_qalora",
         "velora_config",
     }
@@ -113,6 +113,7 @@ def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> Ada
         target_parameters=names(settings.get("target_parameters")),
         bias=str(settings.get("bias") or "none"),
         use_rslora=bool(settings.get("use_rslora")),
+        use_dora=bool(settings.get("use_dora")),
         init_lora_weights=_decomposition(_init(settings)),
         rank_pattern={key: int(number) for key, number in ranks.items()},
         alpha_pattern=alphas,
@@ -157,6 +158,8 @@ def _wrong(settings: JsonObject) -> list[str]:
     decomposed = _decomposition(init)
     if not (init is None or isinstance(init, bool) or str(init).lower() in _INITS or decomposed):
         wrong.append(f"init_lora_weights is {init!r}: {_init_means(str(init).lower())}"[:200])
+    if settings.get("use_dora") and experts:
+        wrong.append("use_dora is set beside target_parameters: peft has none for experts")
     if decomposed and experts:
         wrong.append(f"init_lora_weights is {init!r} beside target_parameters: peft has none for experts")
     for key in ("rank_pattern", "alpha_pattern"):

@@ -38,6 +38,7 @@ from paceline.plan.model.shape import (
 from paceline.plan.plan_json import from_json, shipped_table, to_json
 
 #: Transformers' patterns for parameters without weight decay; ``strategies.optimizers.build`` uses the same.
+MAGNITUDE = ".lora_magnitude_vector"  # of DoRA: peft's name of the lengths of a weight's rows
 NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
 ALL_LINEAR = "all-linear"
 Named = tuple[str, tuple[int, ...]]

@@ -251,6 +251,10 @@ class StrategySpec:
         """Whether 4-bit weights stay quantized under these options."""
         return self.quantised_base
 
+    def gathers_by_layer(self, engine: EngineOptions) -> bool:
+        """Whether a weight is whole only while its own layer computes, so that no other code can read it."""
+        return False
+
     def own_stages(self, plan: Plan, rank: int) -> StagesOfRank | None:
         """Return the pipeline stages that ``rank`` holds (for ``pieces_of``); None: the whole model."""
         return None

@@ -16,6 +16,7 @@ from paceline.plan.features.freezing import ALL_TRAINED, Freezing
 from paceline.plan.features.peft_settings import is_saved, is_target, rank_of
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.parameter_list import (
+    MAGNITUDE,
     Parameter,
     is_linear,
     is_transposed,
@@ -119,6 +120,8 @@ def pieces_of(
             rank = rank_of(adapter, module)
             tensors.append(LocalTensor(f"{module}.lora_A.weight", (rank, inside), True, True, master_bytes))
             tensors.append(LocalTensor(f"{module}.lora_B.weight", (outside, rank), True, True, master_bytes))
+            if adapter.use_dora:
+                tensors.append(LocalTensor(f"{module}{MAGNITUDE}", (outside,), True, True, master_bytes))
         if is_adapted(parameter, adapter):
             for letter, size in zip("AB", expert_factors(parameter, adapter), strict=True):
                 name = f"{module}.{leaf}.lora_{letter}.weight"  # each of peft's wrappers has its own

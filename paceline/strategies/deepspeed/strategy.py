@@ -33,7 +33,7 @@ from paceline.strategies.deepspeed.config import asking_config, averages_gradien
 from paceline.strategies.deepspeed.fill_partitions import built_root
 from paceline.strategies.deepspeed.start_engine import start_engine
 from paceline.strategies.model_handle import Handle
-from paceline.strategies.optimizers.build import build_optimizer
+from paceline.strategies.optimizers.build import build_optimizer, set_learning_rate
 from paceline.strategies.strategy import Strategy, evaluating
 
 if TYPE_CHECKING:
@@ -211,8 +211,7 @@ class DeepSpeed(Strategy):
         if not self.stage:
             return super().finish(handle, lr=lr, max_grad_norm=max_grad_norm)
         engine = handle.engine
-        for group in handle.stepper.param_groups:
-            group["lr"] = lr
+        set_learning_rate(handle.stepper, lr)
         # what DeepSpeed's own step reads; 0 is no clipping
         engine.optimizer.clip_grad = float(max_grad_norm or 0.0)
         if handle.gradient_bytes is None:

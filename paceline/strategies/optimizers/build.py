@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.plugins.tables import load_attr
 from paceline.plan.hardware.device_kinds import CUDA
-from paceline.plan.model.parameter_list import NO_DECAY, orthogonalised, projected
+from paceline.plan.model.parameter_list import MAGNITUDE, NO_DECAY, orthogonalised, projected
 from paceline.plan.plan import OptimizerSpec
 from paceline.strategies import codes
 from paceline.strategies.optimizers.galore_adamw import PROJECTED
@@ -26,6 +26,7 @@ from paceline.strategies.optimizers.schedule_free import averages
 if TYPE_CHECKING:
     from paceline.strategies.fsdp.state import Block
 
+RATIO = "rate_ratio"  # of a group's rate to the run's
 Group = dict[str, list[nn.Parameter] | float]
 
 
@@ -63,12 +64,16 @@ def build_optimizer(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the rate of every group; torchao keeps it in a tensor, which its compiled step reads."""
+    """Set the rate of every group, times its own ratio.
+
+    torchao keeps it in a tensor, which its compiled step reads.
+    """
     for group in optimizer.param_groups:
+        rate = lr * float(group.get(RATIO, 1.0))
         if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(lr)
+            group["lr"].fill_(rate)
         else:
-            group["lr"] = lr
+            group["lr"] = rate
 
 
 def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) -> OptimizerRecipe:
@@ -116,7 +121,21 @@ def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> lis
         {"params": [p for name, p in others if decays(name, p)], "weight_decay": spec.weight_decay},
         {"params": [p for name, p in others if not decays(name, p)], "weight_decay": 0.0},
     ]
-    return [group for group in groups if group["params"]]
+    return [part for group in groups for part in _by_rate(spec, trained, group) if part["params"]]
+
+
+def _by_rate(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]], group: Group) -> list[Group]:
+    """Return the group in two under LoRA+ (Hayou et al. 2024, arXiv:2402.12354): adapters' B and vectors, as
+    in peft, have a rate of their own.
+    """
+    if spec.b_rate_ratio == 1.0:
+        return [group]
+    faster = {id(p) for name, p in trained if ".lora_B." in name or p.ndim == 1}
+    parts: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+    for parameter in cast("list[nn.Parameter]", group["params"]):
+        parts[id(parameter) in faster].append(parameter)
+    rates = {"lr": spec.learning_rate * spec.b_rate_ratio, RATIO: spec.b_rate_ratio}
+    return [{**group, "params": parts[0]}, {**group, "params": parts[1], **rates}]
 
 
 def _eager(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
@@ -141,10 +160,10 @@ def trained_parameters(named: Iterable[tuple[str, nn.Parameter]]) -> list[tuple[
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether weight decay applies: to matrices, but not to biases, norm weights and 1-D parameters
-    (as ``transformers.Trainer``).
+    """Return whether weight decay applies: to matrices and DoRA's lengths, but not to biases, norm weights
+    and other 1-D parameters (as ``transformers.Trainer``).
     """
-    return parameter.ndim >= 2 and NO_DECAY.search(name) is None
+    return (parameter.ndim >= 2 or name.endswith(MAGNITUDE)) and NO_DECAY.search(name) is None
 
 
 def _checked_args(spec: OptimizerSpec) -> JsonObject:

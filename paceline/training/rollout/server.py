@@ -21,6 +21,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.core.security.file_permissions import open_to_strangers
 from paceline.generation.remote import Server, ServerEngine
+from paceline.models.lora.base_weights import stretch
 from paceline.models.lora.names import NAME, plain_name
 from paceline.models.module_tensors import persistent_buffers
 from paceline.protocols.model import RootModule
@@ -154,6 +155,12 @@ def _given(parameter: Tensor, adapted: Linear | None, dtype: torch.dtype) -> Cal
     @torch.no_grad()
     def load() -> Tensor:
         tensor = parameter.detach()
-        return (tensor if adapted is None else tensor + adapted.get_delta_weight(NAME).to(tensor)).to(dtype)
+        if adapted is None:
+            return tensor.to(dtype)
+        tensor = tensor + adapted.get_delta_weight(NAME).to(tensor)
+        if NAME in adapted.lora_magnitude_vector:
+            lengths = adapted.lora_magnitude_vector[NAME].get_parameter("weight")
+            stretch(tensor, lengths, bool(adapted.fan_in_fan_out))
+        return tensor.to(dtype)
 
     return load

@@ -102,8 +102,8 @@ def test_the_base_that_the_folder_names_and_what_is_refused(
     assert "which the export reads" in said(adapter, "--merge", "--to", adapter, "--overwrite")
     missing = said(adapter, "--merge", "--to", "again", "--model", "./nowhere")
     assert "./nowhere, in none of" in missing and "Repo id" not in missing and "--model" in missing
-    file.write_text(json.dumps({**settings, "use_dora": True}))
-    assert "use_dora" in said(adapter, "--merge", "--to", "again", "--model", base)
+    file.write_text(json.dumps({**settings, "lora_bias": True}))
+    assert "lora_bias" in said(adapter, "--merge", "--to", "again", "--model", base)
     for other in ({"r": 5}, {"rank_pattern": {"v_proj": 2}}):  # the scale would be another
         file.write_text(json.dumps({**settings, **other}))
         assert "error[" in said(adapter, "--merge", "--to", "again", "--model", base)

@@ -64,13 +64,15 @@ FOLLOWED: list[tuple[str, dict[str, Any]]] = [
     ("llama_tied", {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
     ("qwen2", {"bias": "lora_only"}),
     ("gpt2", {"target_modules": ["c_attn"], "fan_in_fan_out": True, "rank_pattern": {"c_attn": 2}}),
+    ("llama", {"use_dora": True, "rank_pattern": {"q_proj": 2}}),
+    ("gpt2", {"target_modules": ["c_attn"], "fan_in_fan_out": True, "use_dora": True}),
     ("mixtral", {"target_modules": ["q_proj"], "modules_to_save": ["gate"], "target_parameters": EXPERTS}),
     ("qwen2_moe", {"target_modules": ["q_proj"], "modules_to_save": ["gate"]}),
 ]
 ALORA = {"alora_invocation_tokens": [3]}
 TURNED_DOWN: list[tuple[str, dict[str, Any]]] = [
     *[("init_lora_weights", {"init_lora_weights": init}) for init in ("pissa_niter_4", "mica")],
-    *[(key, {key: True}) for key in ("use_dora", "lora_bias")],
+    ("lora_bias", {"lora_bias": True}),
     ("trainable_token_indices", {"trainable_token_indices": [1, 2]}),
     ("alora_invocation_tokens", ALORA),
     ("layer_replication", {"layer_replication": [[0, 2], [1, 2]]}),
@@ -246,7 +248,7 @@ def drawn(draw: random.Random) -> tuple[str, dict[str, Any]]:
         "layers_to_transform": one([0, [1], [0, 1]]),
         "ensure_weight_tying": True,
     }
-    refused = dict.fromkeys(("use_dora", "lora_bias"), True) | {"trainable_token_indices": [1, 2]}
+    refused = {"lora_bias": True, "trainable_token_indices": [1, 2]}
     made |= {key: value for key, value in further.items() if draw.random() < 0.35}
     made |= {key: value for key, value in refused.items() if draw.random() < 0.05}
     if family == "mixtral":  # whose further layers are experts, which peft takes by target_parameters

@@ -307,6 +307,11 @@ _ROLLOUT = ("num_generations", "temperature", "top_p")
 #: our path → (axolotl's keys whose verdict may excuse a difference, what its resolved config makes of it)
 TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
     **{f"training.{key}": (_THEIRS.get(key, ()), _trainer(key)) for key in _PLAIN},
+    # axolotl hands its arguments to peft's LoRA+, but not this one
+    "training.weight_decay": (
+        ("loraplus_lr_ratio",),
+        lambda a: 0.0 if a["training"].get("loraplus_lr_ratio") else a["training"]["weight_decay"],
+    ),
     "training.gradient_checkpointing": (
         (),
         only(lambda a: not a.get("activation_offloading"), _trainer("gradient_checkpointing")),
@@ -367,10 +372,7 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
     "lora.dropout": ((), _lora("lora_dropout")),
     "lora.bias": ((), _lora("bias")),
     "lora.use_rslora": ((), only(lambda a: bool(a.get("lora")), lambda a: bool(a["lora"].get("use_rslora")))),
-    "lora.use_dora": (
-        ("peft_use_dora",),
-        only(lambda a: bool(a.get("lora")) and a["lora"].get("use_dora"), _lora("use_dora")),
-    ),
+    "lora.use_dora": ((), only(lambda a: bool(a.get("lora")), lambda a: bool(a["lora"].get("use_dora")))),
     "lora.layers": (("peft_layers_to_transform",), _lora("layers_to_transform")),
     "lora.excluded": (("lora_exclude_modules",), _lora("exclude_modules")),
     "lora.init": (
@@ -386,7 +388,7 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
     ),
     "lora.target_modules": ((), only(lambda a: bool(a.get("lora")), _targets)),
     "lora.quantization_bit": ((), only(lambda a: bool(a.get("lora")), _quantised)),
-    "lora.plus": (("loraplus_lr_ratio",), _trainer("loraplus_lr_ratio")),
+    "lora.loraplus_lr_ratio": ((), only(lambda a: bool(a.get("lora")), _trainer("loraplus_lr_ratio"))),
     **{
         f"training.{ours}.{option}": ((), _of((ours,), option))
         for ours, options in _OPTIONS.items()

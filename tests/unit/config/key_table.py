@@ -414,6 +414,8 @@ TABLE: dict[str, Key | Read] = {
         modules_to_save=["lm_head"],
         bias="all",
         use_rslora=True,
+        use_dora=True,
+        loraplus_lr_ratio=4.0,
         init_lora_weights="pissa",
         quantization_bit=4,
     ),

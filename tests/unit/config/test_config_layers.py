@@ -464,7 +464,6 @@ def test_sources_are_plain_data(load):
         "finetuning_type: freeze",
         "create_new_adapter: true",
         "quantization_method: hqq",
-        "use_dora: true",
         "pissa_init: true",
     ],
 )

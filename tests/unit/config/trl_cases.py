@@ -224,7 +224,7 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
     "lora.alpha": ((), _lora(lambda a: a["lora_alpha"])),
     "lora.dropout": ((), _lora(lambda a: a["lora_dropout"])),
     "lora.use_rslora": ((), _lora(lambda a: a["use_rslora"])),
-    "lora.use_dora": (("use_dora",), _lora(lambda a: a["use_dora"] or None)),
+    "lora.use_dora": ((), _lora(lambda a: a["use_dora"])),
     "lora.target_modules": (
         (),
         _lora(

@@ -166,7 +166,7 @@ def test_an_adapter_to_train_on_from_says_its_own_rank(tmp_path: Path) -> None:
     assert adapter(**plain, lora_dropout=0.1) == replace(found, dropout=0.1)
     for change in (
         {"peft_type": "IA3"},
-        {"use_dora": True},
+        {"use_dora": True, "target_parameters": ["experts.down_proj"]},
         {"rank_pattern": {"q_proj": 2}, "target_parameters": ["experts.down_proj"]},
         {"rank_pattern": ["q_proj"]},
         {"an_option_of_tomorrow": 1},
@@ -180,6 +180,7 @@ def test_an_adapter_to_train_on_from_says_its_own_rank(tmp_path: Path) -> None:
     config = Config.from_json({"lora": given.model_dump(mode="json")})
     unused = {d.subject: (d.choice, d.granted) for d in idle_decisions(config, Mesh(), adapter_of(given))}
     assert unused == {"lora.target_modules": ("[k_proj]", False)}  # 8 is the default, rslora is the adapter's
+    assert adapter(**plain, use_dora=True) == replace(found, use_dora=True)
     begun = adapter(**plain, init_lora_weights="OLoRA")
     assert begun is not None and begun == replace(found, init_lora_weights="olora")
     qlora = replace(begun, quantization=Quantization(4))

@@ -250,6 +250,9 @@ class DeepSpeedSpec(StrategySpec):
     def label(self, engine: EngineOptions) -> str:
         return f"zero{self._stage(engine)}"
 
+    def gathers_by_layer(self, engine: EngineOptions) -> bool:
+        return self._stage(engine) == 3
+
     def keeps_packed(self, engine: EngineOptions) -> bool:
         return self._stage(engine) in _KEEP_PACKED
 
