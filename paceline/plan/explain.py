@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
+from paceline.config.schema import Config
+from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes, human_count
 from paceline.plan.algorithms.spec import algorithm_spec
@@ -36,8 +38,49 @@ def explain(plan: Plan) -> str:
         lines += _entry(decision.subject, mark + decision.choice, decision.reason)
     lines += _memory(plan)
     lines += _entry("optimizer", f"{plan.optimizer.name}, learning rate {plan.optimizer.learning_rate:g}", "")
+    lines += _entry("evaluation", _evaluation(plan.config), "")
+    lines += _entry("checkpoints", _checkpoints(plan.config.training), "")
     lines += _entry("run directory", plan.run_dir, "")
     return "\n".join(lines) + "\n"
+
+
+def _evaluation(config: Config) -> str:
+    """Return when which rows are evaluated."""
+    t, data = config.training, config.data
+    if t.eval_strategy == "no" and not t.eval_on_start:
+        return "none: training.eval_strategy is no"
+    when = [] if t.eval_strategy == "no" else [_every(t.eval_strategy, t.eval_steps or t.logging_steps)]
+    when += ["before the first step"] if t.eval_on_start else []
+    split = data.validation_split
+    held = (
+        ""
+        if split is None
+        else f", {split:.4g} of data.train"
+        if split < 1
+        else f", {split:g} rows of data.train"
+    )
+    answers = ", with answers" if t.eval_generate else ""
+    return f"{' and '.join(when)}{'' if data.eval else held}{answers}"
+
+
+def _checkpoints(t: TrainingSection) -> str:
+    """Return when checkpoints are saved, and which of them stay."""
+    if t.save_strategy == "no":
+        return "none: training.save_strategy is no"
+    when = "after each best evaluation" if t.save_strategy == "best" else ""
+    when = when or _every(t.save_strategy, t.save_steps)
+    kept = (
+        "all are kept" if t.save_total_limit is None else f"{t.save_total_limit} are kept (save_total_limit)"
+    )
+    best = ", and the best" if t.load_best_model_at_end and t.save_total_limit is not None else ""
+    return f"{when} and at the end; {kept}{best}"
+
+
+def _every(strategy: str, steps: float) -> str:
+    """Return how often, in words; a number below 1 is a fraction of all steps."""
+    if strategy == "epoch":
+        return "after each epoch"
+    return f"every {steps:g} steps" if steps >= 1 else f"every {steps:.4g} of all steps"
 
 
 #: in the evidence of a finding: the rows of a step that a resume keeps
