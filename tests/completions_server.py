@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
+from paceline.generation.score_texts import score_texts
 
 
 class Served:
@@ -29,6 +30,9 @@ class Served:
     def __init__(self, folder: str, dtype: torch.dtype) -> None:
         self.lock, self.dtype = threading.Lock(), dtype
         self.loaded: list[str] = []
+        self.prefixes: dict[
+            tuple[int, ...], Any
+        ] = {}  # the model that has read a prompt, as a prefix cache has it
         self.load(folder)
 
     def load(self, folder: str) -> None:
@@ -37,10 +41,24 @@ class Served:
             self.hf = AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype).eval()
             self.loaded.append(folder)
 
+    def reset(self) -> None:
+        """Forget what was read with other weights."""
+        self.prefixes.clear()
+
+    def scored(self, prompt: list[int]) -> dict[str, Any]:
+        """vLLM's answer to a request for the log-probabilities of its prompt."""
+        with self.lock:
+            values = score_texts(self.hf, [tuple(prompt)], 1)[0].tolist()
+        entries = [{str(t): {"logprob": v, "rank": 1}} for t, v in zip(prompt[1:], values, strict=True)]
+        return {"choices": [{"index": 0, "prompt_logprobs": [None, *entries]}]}
+
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         """vLLM's answer to a completions request."""
+        if "prompt_logprobs" in body:
+            return self.scored(body["prompt"])
         with self.lock, torch.no_grad():
-            engine = LocalEngine(self.hf, pad_id=0, stop_ids=body["stop_token_ids"])
+            hf = self.prefixes.setdefault(tuple(body["prompt"]), self.hf)
+            engine = LocalEngine(hf, pad_id=0, stop_ids=body["stop_token_ids"])
             top_k = body["top_k"] if body["top_k"] > 0 else 0
             sampling = RolloutSampling(body["temperature"], body["top_p"], top_k)
             request = Request(tuple(body["prompt"]), body["seed"], body["max_tokens"])
@@ -75,6 +93,7 @@ def handler(served: Served) -> type[BaseHTTPRequestHandler]:
                 served.load(body["kwargs"]["weights_path"])
                 self._reply(200, {"results": [None]})
             elif self.path == "/reset_prefix_cache":
+                served.reset()
                 self._reply(200, None)
             else:
                 self._reply(404, {"detail": "Not Found"})

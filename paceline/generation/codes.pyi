@@ -53,6 +53,49 @@ class _GENERATION_PORT(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _ROLLOUT_SERVERS_GONE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_SERVER_LEFT_OUT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        why: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_SERVER_BACK(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_WEIGHTS_WRONG(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        why: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 GENERATION_NO_CHAT_TEMPLATE: _GENERATION_NO_CHAT_TEMPLATE
 GENERATION_NO_MODEL: Code
 GENERATION_NO_RUN: _GENERATION_NO_RUN
@@ -66,3 +109,7 @@ GENERATION_PORT: _GENERATION_PORT
 ROLLOUT_SERVER_UNREACHABLE: Code
 ROLLOUT_SERVER_STATUS: Code
 ROLLOUT_SERVER_ANSWER: Code
+ROLLOUT_SERVERS_GONE: _ROLLOUT_SERVERS_GONE
+ROLLOUT_SERVER_LEFT_OUT: _ROLLOUT_SERVER_LEFT_OUT
+ROLLOUT_SERVER_BACK: _ROLLOUT_SERVER_BACK
+ROLLOUT_WEIGHTS_WRONG: _ROLLOUT_WEIGHTS_WRONG

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +33,7 @@ class Server:
 
         url      ``http://host:port``
         timeout  seconds that one answer may take, retries included
+        patience seconds for which a connection that fails is tried again; ``timeout`` when empty
         key      sent as a bearer token, if any; never part of a message
 
     Raises PacelineError ``rollout.server_unreachable``, ``rollout.server_status``, ``rollout.server_answer``.
@@ -43,6 +42,7 @@ class Server:
     url: str
     timeout: float
     key: str | None = field(default=None, repr=False)
+    patience: float | None = None
     _client: httpx.Client = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -72,6 +72,7 @@ class Server:
         Retries until the deadline while the connection fails or the server is busy.
         """
         limit = self.timeout if seconds is None else seconds
+        patience = limit if self.patience is None else min(limit, self.patience)
         deadline = time.monotonic() + limit
         while True:
             left = deadline - time.monotonic()
@@ -80,8 +81,9 @@ class Server:
             except httpx.TimeoutException as error:
                 raise self._silent(path, f"no answer within {limit:g} s") from error
             except httpx.TransportError as error:
-                if left <= _PAUSE_SECONDS:
-                    raise self._silent(path, f"{type(error).__name__}: {error} (for {limit:g} s)") from error
+                if left - (limit - patience) <= _PAUSE_SECONDS:
+                    reason = f"{type(error).__name__}: {error} (for {patience:g} s)"
+                    raise self._silent(path, reason) from error
             else:
                 if response.status_code not in _AGAIN or left <= _PAUSE_SECONDS:
                     return self._read(path, response)
@@ -137,7 +139,7 @@ class Server:
 
 @dataclass
 class ServerEngine:
-    """``GenerationEngine`` of a server; each request has its own seed, ``together`` of them run at a time.
+    """Answers of one server; each request has its own seed, ``together`` of them run at a time.
 
     The log-probabilities are the server's: those of the distribution it sampled from. Token ids beyond
     ``vocab_size`` are refused.
@@ -149,24 +151,36 @@ class ServerEngine:
     vocab_size: int
     together: int = 64
 
-    def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
-        """Return one completion per request, in order. The first error cancels the others and is raised."""
-        failure = threading.Event()
+    def answer(self, request: Request, sampling: RolloutSampling) -> Completion:
+        """Return the completion of one request. Raises PacelineError ``rollout.server_*``."""
+        if request.max_tokens <= 0:
+            return Completion((), torch.zeros(0), False)
+        return self._complete(request, sampling)
 
-        def complete(request: Request) -> Completion:
-            if request.max_tokens <= 0 or failure.is_set():  # after one those not yet sent do nothing
-                return Completion((), torch.zeros(0), False)
-            return self._complete(request, sampling)
-
-        with ThreadPoolExecutor(max(1, min(self.together, len(requests)))) as pool:
-            running = [pool.submit(complete, request) for request in requests]
-            done, _ = wait(running, return_when=FIRST_EXCEPTION)
-            failed = [future for future in running if future in done and future.exception() is not None]
-            if failed:
-                failure.set()
-        for future in failed:
-            future.result()
-        return [future.result() for future in running]
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        """Return log p(token | those before it) of each but the first, at temperature 1."""
+        path = "/v1/completions"
+        body: JsonObject = {
+            "model": self.model,
+            "prompt": list(tokens),
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 0,
+            "seed": 0,
+            "ignore_eos": True,
+        }
+        reply = self.server.request("POST", path, body)
+        try:
+            (choice,) = reply["choices"]
+            entries = choice["prompt_logprobs"][1:]
+            values = [
+                float(entry[str(token)]["logprob"]) for entry, token in zip(entries, tokens[1:], strict=True)
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise self.server.wrong(path, f"{type(error).__name__}: {error}; {str(reply)[:200]}") from error
+        if not all(math.isfinite(value) for value in values):
+            raise self.server.wrong(path, "a log-probability that is not a number")
+        return values
 
     def _complete(self, request: Request, sampling: RolloutSampling) -> Completion:
         body: JsonObject = {

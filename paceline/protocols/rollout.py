@@ -9,11 +9,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.core.errors import PacelineError
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 
 Sum = Callable[[Sequence[float]], list[float]]  # summed over data-parallel ranks; equal on every rank
+
+
+class RolloutInterrupted(PacelineError):
+    """No answers can be had. Every rank raises it, between two steps: what is trained can be saved."""
 
 
 @dataclass(frozen=True)

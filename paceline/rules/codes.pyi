@@ -754,6 +754,16 @@ class _ROLLOUT_SERVER_URL(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _ROLLOUT_SERVERS_TWICE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _ROLLOUT_SERVER_KEY(CodeName):
     def __call__(
         self,
@@ -1208,6 +1218,7 @@ ROLLOUT_FILTER_GROUPS: _ROLLOUT_FILTER_GROUPS
 ROLLOUT_MAX_REDRAWS: _ROLLOUT_MAX_REDRAWS
 ROLLOUT_GREEDY: _ROLLOUT_GREEDY
 ROLLOUT_SERVER_URL: _ROLLOUT_SERVER_URL
+ROLLOUT_SERVERS_TWICE: _ROLLOUT_SERVERS_TWICE
 ROLLOUT_SERVER_KEY: _ROLLOUT_SERVER_KEY
 ROLLOUT_SERVER_CUT: _ROLLOUT_SERVER_CUT
 ROLLOUT_SERVER_TOWER: _ROLLOUT_SERVER_TOWER

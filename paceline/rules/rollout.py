@@ -185,20 +185,36 @@ def sections(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-_SERVER = "training.rollout.server"
+_SERVER, _SERVERS = "training.rollout.server", "training.rollout.servers"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def _server(c: Context) -> ServerOptions | None:
+def _servers(c: Context) -> tuple[ServerOptions, ...]:
     rollout = c.training.rollout
-    return None if rollout is None else rollout.server
+    return () if rollout is None else rollout.all_servers
+
+
+def _key(c: Context) -> str:
+    """Return the key that names the servers."""
+    rollout = c.training.rollout
+    return _SERVERS if rollout is not None and rollout.servers else _SERVER
 
 
 def address(c: Context) -> Iterator[Diagnostic]:
-    """rollout.server_url, rollout.server_key"""
-    server = _server(c)
-    if server is None:
-        return
+    """rollout.server_url, rollout.server_key, rollout.servers_twice"""
+    servers, rollout = _servers(c), c.training.rollout
+    if rollout is not None and rollout.servers and rollout.server is not None:
+        yield c.at(codes.ROLLOUT_SERVERS_TWICE(found="server and servers"), _SERVER, _SERVERS)
+    urls = [server.url.rstrip("/") for server in servers]
+    if again := sorted({url for url in urls if urls.count(url) > 1}):
+        yield c.at(codes.ROLLOUT_SERVERS_TWICE(found=f"{', '.join(again)} more than once"), _SERVERS)
+    for server in servers:
+        yield from _address(c, server)
+
+
+def _address(c: Context, server: ServerOptions) -> Iterator[Diagnostic]:
+    single = _key(c) == _SERVER
+    url, key = (f"{_SERVER}.url", f"{_SERVER}.api_key_env") if single else (_SERVERS, _SERVERS)
     try:
         parts = urlsplit(server.url)
         good = (
@@ -210,14 +226,14 @@ def address(c: Context) -> Iterator[Diagnostic]:
     except ValueError:  # a port that is no number
         good = False
     if not good or parts.username is not None:
-        yield c.at(codes.ROLLOUT_SERVER_URL(), f"{_SERVER}.url")
+        yield c.at(codes.ROLLOUT_SERVER_URL(), url)
     elif server.api_key_env and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
-        yield c.at(codes.ROLLOUT_SERVER_KEY(), f"{_SERVER}.url", f"{_SERVER}.api_key_env")
+        yield c.at(codes.ROLLOUT_SERVER_KEY(), *dict.fromkeys((url, key)))
 
 
 def weights(c: Context) -> Iterator[Diagnostic]:
     """rollout.server_cut"""
-    if _server(c) is None:
+    if not _servers(c):
         return
     wrong = sharding_keys(c, ("tp",))
     quantised = c.config.lora is not None and c.config.lora.quantization_bit is not None
@@ -230,16 +246,16 @@ def weights(c: Context) -> Iterator[Diagnostic]:
                     else "they are quantised to 4 bits here"
                 )
             ),
-            _SERVER,
+            _key(c),
             *(places(wrong) or ("lora.quantization_bit",)),
         )
 
 
 def tower(c: Context) -> Iterator[Diagnostic]:
     """rollout.server_tower"""
-    if _server(c) is None or not c.facts.composite:
+    if not _servers(c) or not c.facts.composite:
         return
-    yield c.at(codes.ROLLOUT_SERVER_TOWER(composite=c.facts.composite), _SERVER)
+    yield c.at(codes.ROLLOUT_SERVER_TOWER(composite=c.facts.composite), _key(c))
 
 
 ROLLOUT_RULES: tuple[Rule, ...] = (

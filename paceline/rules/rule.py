@@ -209,7 +209,7 @@ def checked(c: Context, spec: AlgorithmSpec | StrategySpec, key: str) -> Iterabl
 def _plain(value: Value) -> Json:
     if isinstance(value, Section):
         return value.model_dump(mode="json", exclude_unset=True)
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def wrong_options(

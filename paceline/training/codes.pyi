@@ -419,6 +419,16 @@ class _RESUME_CONFIG_CHANGED(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _ROLLOUT_SAMPLING_GAP(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _ROLLOUT_SERVER_NO_KEY(CodeName):
     def __call__(
         self,
@@ -426,6 +436,28 @@ class _ROLLOUT_SERVER_NO_KEY(CodeName):
         found: str = "",
         *,
         name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_SERVER_UNFIT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        why: object,
+        remedy: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_SERVER_PUBLIC(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -586,7 +618,10 @@ RESUME_OTHER_EVALUATION: Code
 RESUME_BATCH_RESPLIT: Code
 RESUME_CONFIG_CHANGED: _RESUME_CONFIG_CHANGED
 ROLLOUT_NO_SPREAD: Code
+ROLLOUT_SAMPLING_GAP: _ROLLOUT_SAMPLING_GAP
 ROLLOUT_SERVER_NO_KEY: _ROLLOUT_SERVER_NO_KEY
+ROLLOUT_SERVER_UNFIT: _ROLLOUT_SERVER_UNFIT
+ROLLOUT_SERVER_PUBLIC: _ROLLOUT_SERVER_PUBLIC
 ROLLOUT_SERVER_WEIGHTS: _ROLLOUT_SERVER_WEIGHTS
 REWARDS_MODEL: Code
 REWARDS_TOKENIZER: Code

@@ -13,12 +13,14 @@ from paceline.config.sections.types import (
     Int,
     Mapping,
     OptBool,
+    OptFloat,
     OptInt,
     OptText,
     Section,
     Text,
     Word,
 )
+from paceline.core.json_types import Json
 
 OPTIONS_OF_REWARDS = (
     "exact_match: `ignore_case`; numeric: `anywhere`; regex: `pattern`, `whole`; format: `names`; length:"
@@ -85,6 +87,12 @@ class ServerOptions(Section):
         ),
     )
     concurrency: Int = Field(default=64, ge=1, description="Concurrent requests per process.")
+
+
+def to_servers(value: Json) -> Json:
+    """Read one server or a list of them; a text is a URL."""
+    servers = value if isinstance(value, list | tuple) else [value]
+    return [{"url": server} if isinstance(server, str) else server for server in servers]
 
 
 class RolloutOptions(Section):
@@ -177,6 +185,29 @@ class RolloutOptions(Section):
             "http://127.0.0.1:8000}`."
         ),
     )
+    servers: Annotated[tuple[ServerOptions, ...], BeforeValidator(to_servers)] = Field(
+        default=(),
+        description=(
+            "Several such servers that share the work: URLs, or mappings as `server` takes them. One that "
+            "fails is left out until it answers again."
+        ),
+    )
+    verify_weights: Bool = Field(
+        default=True,
+        description=(
+            "After each change of a server's weights compare its log-probabilities of a few fixed texts with "
+            "the trained model's, and refuse a server that computes with other weights."
+        ),
+    )
+    max_sampling_gap: OptFloat = Field(
+        default=None,
+        gt=0,
+        description=(
+            "End the run where the mean difference between sampling's log-probabilities and training's is "
+            "larger, in nats; when empty 0.02 in float32 and float64, 0.5 in 16 bit, none for a server with "
+            "top_p or top_k."
+        ),
+    )
     filter_groups: Bool = Field(
         default=False,
         description=(
@@ -195,6 +226,11 @@ class RolloutOptions(Section):
     num_samples_shown: Int = Field(
         default=2, ge=0, description="Answers per rollout that are logged with their rewards."
     )
+
+    @property
+    def all_servers(self) -> tuple[ServerOptions, ...]:
+        """The servers that write the answers; none: the training processes do."""
+        return self.servers or (() if self.server is None else (self.server,))
 
 
 class GenerationSection(Section):

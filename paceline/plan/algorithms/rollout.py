@@ -118,7 +118,11 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     ranks together.
     """
     options = any_answers(algorithm_spec(plan.algorithm), plan.config.training, plan.config.generation)
-    if options is None or not strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine) or options.server:
+    if (
+        options is None
+        or not strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine)
+        or options.all_servers
+    ):
         return plan
     requested = options.gather_for_generation
     need, room, words = _room_to_generate(plan, hardware, options.generation_rows)
@@ -165,7 +169,7 @@ def graph_obstacle(device: str, shape: ModelShape | None) -> str | None:
 def decoding_decision(plan: Plan) -> Decision | None:
     """Return how an accelerator is driven while the model writes answers; None if it writes none there."""
     options = any_answers(algorithm_spec(plan.algorithm), plan.config.training, plan.config.generation)
-    if options is None or options.server or not is_accelerator(plan.device):
+    if options is None or options.all_servers or not is_accelerator(plan.device):
         return None
     if strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine) and _together(plan):
         return Decision("decoding", "kernel by kernel", "every forward gathers the layers of all ranks")
@@ -191,7 +195,7 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     a rank's states.
     """
     options = plan.config.training.rollout or RolloutOptions()
-    server = options.server is not None
+    server = bool(options.all_servers)
     shape, states = plan.shape, plan.memory and plan.memory.largest
     if (
         not (

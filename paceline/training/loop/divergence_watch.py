@@ -132,3 +132,13 @@ def findings_of(window: Window, result: StepResult, lr: float, state: TrainState
             evidence={"step": step, "sample_digest": window.sample_digest},
         )
     )
+
+
+def check_sampling(result: StepResult, step: int, largest: float | None) -> None:
+    """Raise PacelineError ``rollout.sampling_gap`` if answers were sampled by another distribution than the
+    policy's: by more than ``largest`` nats a token, in the mean.
+    """
+    gap = result.extras.get("sampling_gap", 0.0)
+    if largest is not None and gap > largest:
+        found = f"sampling_gap {gap:.3g}, above {largest:g}"
+        raise PacelineError(codes.ROLLOUT_SAMPLING_GAP(f"step {step}", found))

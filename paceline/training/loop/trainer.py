@@ -17,13 +17,14 @@ from paceline.algorithms.algorithm import Algorithm
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.plan.timeouts import STEP
+from paceline.protocols.rollout import RolloutInterrupted
 from paceline.protocols.window import Report, StepResult, UnreadResult, Window
 from paceline.runlog import events
 from paceline.runtime.device.device import memory_bytes, reserved_bytes
 from paceline.strategies.model_handle import Handles
 from paceline.strategies.strategy import Runner
 from paceline.training.checkpointing.saver import RunCheckpointer
-from paceline.training.loop.divergence_watch import DivergenceWatch, findings_of
+from paceline.training.loop.divergence_watch import DivergenceWatch, check_sampling, findings_of
 from paceline.training.loop.intervals import Cadence, collected_between_steps
 from paceline.training.loop.throughput import Throughput
 from paceline.training.loop.train_state import BestRule, TrainState
@@ -110,12 +111,15 @@ class Trainer:
     any_rank: Callable[[bool], bool] = bool  # collective; whether a flag is True on any rank
     between: str = STEP  # what it does until a window is there
     late: bool = False
+    max_sampling_gap: float | None = None
     failed_saves: int = 0
+    saved_step: int = field(default=0, init=False)  # of the last save that was begun, or of the resume
     _unread: UnreadStep | None = None
     _done: float = 0.0  # when the last step that was read was done
 
     def __post_init__(self) -> None:
         self.learning = DivergenceWatch(self.state, self.algorithm.loss_falls)
+        self.saved_step = self.state.step
 
     def train(self) -> str:
         """Train to the end. Collective.
@@ -201,6 +205,7 @@ class Trainer:
             extras=dict(result.extras),
         )
         self.hooks.emit(event)
+        check_sampling(result, self.state.step, self.max_sampling_gap)
         for finding in (
             *findings_of(step.window, result, step.lr, self.state),
             *self.learning.observe(result),
@@ -209,9 +214,16 @@ class Trainer:
 
     @contextlib.contextmanager
     def _nothing_lost(self) -> Iterator[None]:
-        """If a step fails, the one before it is recorded, and named if it was the first that went wrong."""
+        """If a step fails, the one before it is recorded, and named if it was the first that went wrong.
+
+        Where no answers can be had, what is trained is saved.
+        """
         try:
             yield
+        except RolloutInterrupted:
+            if self.saves is not None and self.state.step > self.saved_step:
+                self._save(self.saves, self.state.step, must_succeed=True)
+            raise
         except BaseException as error:
             if self._unread is not None and self._unread.result.arrives(ARRIVAL_SECONDS):
                 with contextlib.suppress(*(() if isinstance(error, Exception) else (PacelineError,))):
@@ -268,6 +280,7 @@ class Trainer:
         self._record()
         self.hooks.doing(step, SAVE)
         self._settle(wait=True)
+        self.saved_step = step
         self._counted(lambda: saves.save(step), must_succeed=must_succeed)
         if must_succeed:
             self._settle(wait=True, must_succeed=True)

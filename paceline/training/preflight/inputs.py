@@ -46,7 +46,8 @@ from paceline.plan.model.files.safetensors_headers import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.preflight.class_counts import class_numbers, empty_classes, with_head
-from paceline.training.preflight.named_models import check_reward_folder, check_server
+from paceline.training.preflight.generation_servers import check_servers
+from paceline.training.preflight.named_models import check_reward_folder
 
 
 @dataclass(frozen=True)
@@ -237,8 +238,7 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
     judge = algorithm_spec(t.algorithm).model_named(config.training, "reward")
     if judge is not None and (Path(judge) / "config.json").is_file():
         yield from check_reward_folder(Path(judge))
-    if t.rollout.server is not None:
-        yield from check_server(t.rollout.server, environ)
+    yield from check_servers(t.rollout, config.data.max_length, environ)
 
 
 def _templates(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:

@@ -1,18 +1,15 @@
-"""Checks of what a run names besides its model: teacher, reward model, generation server. No torch."""
+"""Checks of the models that a run names besides its own: teacher, reward model. No torch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paceline.config.sections.rollout import ServerOptions
-from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
 from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
-from paceline.generation import codes as generation_codes
 from paceline.training import codes
 
 
@@ -55,8 +52,6 @@ def _tokens(name: str) -> dict[str, int]:
 
 
 _REWARDS = "training.rollout.rewards"
-_SERVER = "training.rollout.server"
-_SECONDS = 5.0  # for one answer that costs a server nothing
 
 
 def check_reward_folder(folder: Path) -> Iterator[Diagnostic]:
@@ -86,57 +81,6 @@ def gives_no_number(name: str, architectures: Sequence[str], labels: int) -> Dia
         "use a model trained with algorithm: reward and exported, or any"
         " AutoModelForSequenceClassification with one label",
     )
-
-
-def missing_key(name: str | None, environ: Mapping[str, str]) -> Diagnostic | None:
-    """Return ``rollout.server_no_key`` if the environment variable ``name`` is not set."""
-    if name is None or environ.get(name):
-        return None
-    return codes.ROLLOUT_SERVER_NO_KEY("training.rollout.server.api_key_env", name, name=name)
-
-
-def check_server(server: ServerOptions, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
-    """Ask the server for its models. Warn if it does not answer (it may start later). Refuse if it refuses,
-    or does not serve the model.
-    """
-    missing = missing_key(server.api_key_env, environ)
-    if missing is not None:
-        yield replace(missing, where=_SERVER, found=f"api_key_env: {missing.found}")
-        return
-    import httpx
-
-    key = environ.get(server.api_key_env or "")
-    address = f"{server.url.rstrip('/')}/v1/models"
-    try:
-        # a proxy of the environment would see the key
-        with httpx.Client(trust_env=False, timeout=_SECONDS) as client:
-            answer = client.get(address, headers={"Authorization": f"Bearer {key}"} if key else {})
-        served = answer.json().get("data") if answer.status_code == httpx.codes.OK else None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        reply, hint = (
-            f"{address}: {type(error).__name__}: {error}",
-            "start it before the run, or correct the url",
-        )
-        yield generation_codes.ROLLOUT_SERVER_UNREACHABLE(
-            "the generation server does not answer yet", _SERVER, reply, hint, Severity.WARNING
-        )
-        return
-    except (ValueError, AttributeError):
-        served = None
-    names = [model.get("id") for model in served or () if isinstance(model, dict)]
-    if not isinstance(served, list):
-        reply, hint = (
-            f"{address}: HTTP {answer.status_code}",
-            "correct the url, or the key behind api_key_env",
-        )
-        yield generation_codes.ROLLOUT_SERVER_STATUS(
-            "the generation server does not list its models", _SERVER, reply, hint
-        )
-    elif (server.model not in names) if server.model else len(names) != 1:
-        reply = f"it serves {', '.join(map(str, names)) or 'none'}; model: {server.model or '(not set)'}"
-        yield generation_codes.ROLLOUT_SERVER_ANSWER(
-            "the generation server does not serve the model", _SERVER, reply, f"{_SERVER}.model: NAME"
-        )
 
 
 def check_reward_model(name: str, tokenizer: Path) -> None:

@@ -187,7 +187,7 @@ def _tensor_parallel(config: Config, plan: Plan, root: RootModule) -> None:
 
 def _answers(config: Config, plan: Plan, root: RootModule) -> None:
     generation = any_answers(algorithm_spec(plan.algorithm), config.training, config.generation)
-    if generation is not None and generation.server is None:
+    if generation is not None and not generation.all_servers:
         cache_for(root.hf, 1)
 
 

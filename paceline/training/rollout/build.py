@@ -38,7 +38,7 @@ from paceline.training.loop.window_source import BatchLayout, Epochs
 from paceline.training.rollout.generate import Limits, RewardModel, RolloutGenerator
 from paceline.training.rollout.layout import AnswerRows, PromptSampler, RolloutLayout
 from paceline.training.rollout.rollout_windows import RolloutWindows
-from paceline.training.rollout.server import RolloutServer
+from paceline.training.rollout.server import RolloutServers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,8 +66,20 @@ def sampling_exact(options: RolloutOptions, compute: str) -> bool:
     True if requested, or if they differ only in the order of additions.
     """
     if options.old_logprobs == "auto":
-        return options.server is None and compute in ("float32", "float64")
+        return not options.all_servers and compute in ("float32", "float64")
     return options.old_logprobs == "sampling"
+
+
+def largest_gap(training: TrainingSection, compute: str) -> float | None:
+    """Return the mean difference of log-probabilities, sampled and trained, above which a run ends, in nats.
+
+    None where a server's are those after top-k and top-p, and the config gives no number.
+    """
+    options = training.rollout or RolloutOptions()
+    cut = bool(options.all_servers) and (options.top_p < 1.0 or options.top_k > 0)
+    if options.max_sampling_gap is not None or cut:
+        return options.max_sampling_gap
+    return 0.02 if compute in ("float32", "float64") else 0.5
 
 
 @dataclass
@@ -101,7 +113,7 @@ class RolloutSetup:
             allow_unsandboxed_code=self.options.allow_unsandboxed_code,
             programs_at_once=threads_per_rank(self.world.env.local_world_size),
         )
-        self.server = None if self.options.server is None else self._server()
+        self.server = self._server() if self.options.all_servers else None
 
     def rows(self, prompts: PackedSource) -> AnswerRows:
         """Return the rows that epochs are counted by."""
@@ -165,6 +177,7 @@ class RolloutSetup:
             self.scorer,
             self.engine,
             self.reward_model(dtype, tokenizer),
+            [] if self.server is None else self.server.notes,
         )
 
     def check_rows(self, table: TokenTable, name: str) -> None:
@@ -192,16 +205,17 @@ class RolloutSetup:
         names_here = {name for document in share for name in table.facts(document)} - {"prompt"}
         return {name for names in self.world.all_gather_json(sorted(names_here)) for name in names}
 
-    def _server(self) -> RolloutServer:
-        assert self.options.server is not None
+    def _server(self) -> RolloutServers:
         root = self.handles[self.algorithm.trains[0]].root
-        return RolloutServer(
-            self.options.server,
+        return RolloutServers(
+            self.options.all_servers,
             self.world,
             end_tokens(root.hf, self.prepared.stop_token_ids),
             root.hf.config.get_text_config().vocab_size,
+            self.plan.seq_len,
             self.weights_folder,
             getattr(torch, self.plan.precision.compute),
+            self.options.verify_weights,
         )
 
     def reward_model(self, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> RewardModel | None:

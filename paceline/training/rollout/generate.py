@@ -13,6 +13,7 @@ import torch
 
 from paceline.algorithms.rewards.builtin import Sample
 from paceline.algorithms.rewards.scoring import Scored, Scorer
+from paceline.core.diagnostics import Diagnostic
 from paceline.data.packed_source import PackedSource
 from paceline.data.token_table import TokenTable
 from paceline.data.tokenizer.special_texts import special_texts
@@ -35,7 +36,10 @@ OpenEngine = Callable[[RootModule], GenerationEngine]  # of what ``Strategy.gene
 
 @dataclass
 class RolloutGenerator:
-    """Generates and scores answers. ``clock`` holds the seconds of each phase since it was last restarted."""
+    """Generates and scores answers. ``clock`` holds the seconds of each phase since it was last restarted.
+
+    ``notes``: what the engine had to say since they were taken.
+    """
 
     strategy: Strategy
     policy: Handle
@@ -43,11 +47,18 @@ class RolloutGenerator:
     scorer: Scorer
     open_engine: OpenEngine
     reward_model: RewardModel | None = None
+    notes: list[Diagnostic] = field(default_factory=list)
     clock: dict[str, float] = field(default_factory=dict)
 
     def restart_clock(self) -> None:
         """Reset the phase times."""
         self.clock.clear()
+
+    def take_notes(self) -> list[Diagnostic]:
+        """Return the engine's notes, and forget them."""
+        taken = list(self.notes)
+        self.notes.clear()
+        return taken
 
     def write(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
         """Generate completions with the current policy. Collective, also for a rank without requests."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
 
 from paceline.core.json_types import Json, JsonObject
@@ -97,6 +98,16 @@ class PromptSampler:
         if self._next is None:  # the first rollout of the run, or since resampling was enabled
             self._next = (epoch, number * self.groups)
         self.prompts_of_groups = self._take(self.groups)
+
+    @contextmanager
+    def undone_by(self, error: type[Exception]) -> Iterator[None]:
+        """Inside, ``error`` takes back what was drawn: a checkpoint saved then begins with that rollout."""
+        before = self._next, list(self.prompts_of_groups)
+        try:
+            yield
+        except error:
+            self._next, self.prompts_of_groups = before
+            raise
 
     def resume(self, epoch: int, number: int) -> None:
         """Take the prompts of a rollout during which the checkpoint was saved."""

@@ -19,7 +19,7 @@ from paceline.data.packed_source import PackedSource
 from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.sampling.noise import stream_of
 from paceline.protocols.batch import Batch
-from paceline.protocols.rollout import OnPolicyObjective, RolloutAnswers
+from paceline.protocols.rollout import OnPolicyObjective, RolloutAnswers, RolloutInterrupted
 from paceline.protocols.shard import Shard, ShardReader
 from paceline.protocols.window import Report, Window
 from paceline.runtime.process_group.world import World
@@ -159,8 +159,9 @@ class RolloutWindows:
         begun = time.perf_counter()
         places, groups = self._places(), torch.arange(self.layout.answers) // self.layout.group
         # Generate and score; groups that are filtered out become fillers
-        self.draws.begin(epoch, number)
-        drawn = self._draw(places, groups)
+        with self.draws.undone_by(RolloutInterrupted):
+            self.draws.begin(epoch, number)
+            drawn = self._draw(places, groups)
         judged = drawn.judged
         kept = drawn.spread > 0 if self.filter_groups else torch.ones_like(drawn.spread, dtype=torch.bool)
         trained = {place: self._answer(place, drawn, kept) for place in places}
@@ -177,7 +178,8 @@ class RolloutWindows:
         metrics = drawn.metrics(self.generator.scorer.labels, self.layout.group, compares=compares)
         if self.max_redraws:
             metrics |= drawn.counts(self.layout.group)
-        notes = [*drawn.problems, *self.check_spread(drawn)] if self.is_group_leader else []
+        found = [*drawn.problems, *self.check_spread(drawn)] if self.is_group_leader else []
+        notes = [*generator.take_notes(), *found]
         report = Report(
             {**metrics, **stats, **clock, "time/rollout": seconds},
             drawn.shown.rows(self.shown, generator.tokenizer) if self.world.rank == 0 else (),

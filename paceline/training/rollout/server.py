@@ -1,166 +1,257 @@
-"""Generation by an external server: a client on every rank; rank 0 sends the weights as safetensors."""
+"""Generation by external servers: a client on every rank; rank 0 sends the weights as safetensors."""
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from paceline.checkpoint.export.hf_folder import MAX_SHARD_BYTES, write_weights
-from paceline.checkpoint.export.hf_tensor_names import hub_entries
-from paceline.checkpoint.format.durable_files import named_errors
-from paceline.checkpoint.format.safetensors_file import TensorEntry
 from paceline.config.sections.rollout import ServerOptions
-from paceline.core.errors import ConfigError
-from paceline.core.json_types import JsonObject
-from paceline.core.security.file_permissions import open_to_strangers
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.generation import codes
+from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
 from paceline.generation.remote import Server, ServerEngine
-from paceline.models.lora.base_weights import stretch
-from paceline.models.lora.names import NAME, plain_name
-from paceline.models.module_tensors import persistent_buffers
+from paceline.generation.server_pool import SERVERS, ServerPool
 from paceline.protocols.model import RootModule
+from paceline.protocols.rollout import RolloutInterrupted
 from paceline.runtime.process_group.world import World, environment
-from paceline.training import codes
-from paceline.training.preflight.named_models import missing_key
+from paceline.training.preflight.generation_servers import missing_key
+from paceline.training.rollout.weight_folder import WeightFolder, load_weights
+from paceline.training.rollout.weight_probe import Answered, WeightProbe, changed_norms, tolerance_of
+
+BACK_SECONDS = 5.0  # in which a server that was left out must say that it is there again
+PATIENCE_SECONDS = 30.0  # for a connection that fails, where other servers can take over
+
+Out = dict[int, Diagnostic]  # the servers that are not asked, by place, and why
 
 
 @dataclass
-class RolloutServer:
-    """Opens engines over the server.
+class RolloutServers:
+    """Opens an engine over the servers ``options``.
 
-    ``open`` is collective and returns when the server uses the weights of ``root``.
+    ``open`` is collective and returns when the servers that are asked use the weights of ``root``. One that
+    fails is left out, and taken back once it has loaded the weights. ``positions``: tokens of prompt and
+    answer. ``verifies``: compare what servers compute with the model after each change (``WeightProbe``).
+    ``notes``: on rank 0, what became of servers since it was emptied.
     """
 
-    options: ServerOptions
+    options: Sequence[ServerOptions]
     world: World
     stop_ids: Sequence[int]
     vocab_size: int
+    positions: int
     folder: Path
     dtype: torch.dtype
+    verifies: bool = True
+    notes: list[Diagnostic] = field(default_factory=list)
+    noted: dict[int, str] = field(
+        default_factory=dict, init=False
+    )  # the code of each server that is left out
 
     def __post_init__(self) -> None:
-        """Ask the server for its model.
+        """Ask the servers for their models.
 
         Raises ConfigError ``rollout.server_no_key``, PacelineError ``rollout.server_*``.
         """
-        variables, key = environment(), self.options.api_key_env
-        if missing := missing_key(key, variables):
-            raise ConfigError(missing)
-        server = Server(self.options.url.rstrip("/"), self.options.timeout, variables[key] if key else None)
-        self.engine = ServerEngine(
-            server,
-            self.options.model or server.model(),
-            self.stop_ids,
-            self.vocab_size,
-            self.options.concurrency,
-        )
-        folder = (
-            Path(self.options.weights_dir).expanduser().absolute()
-            if self.options.weights_dir
-            else self.folder
-        )
-        self.sync = WeightSync(server, folder, self.dtype, self.options.sync_timeout)
+        variables = environment()
+        if missing := [m for o in self.options if (m := missing_key(o.api_key_env, variables))]:
+            raise ConfigError(*missing)
+        self.pool = ServerPool([self._engine(option, variables) for option in self.options], self.world.rank)
+        self.probe = WeightProbe(self.vocab_size, self.positions, tolerance_of(self.dtype))
+        self.weights = [WeightFolder(self._folder(option), self.dtype) for option in self.options]
+        for place, error in together(self._name, range(len(self.options))).items():
+            self.pool.leave_out(place, error)
+        if not self.pool.live():
+            raise self.pool.gone()
 
-    def open(self, root: RootModule) -> ServerEngine:
-        """Return the engine once the server has the weights of ``root``. Collective."""
+    def open(self, root: RootModule) -> GenerationEngine:
+        """Return the engine once the servers have the weights of ``root``. Collective.
+
+        Raises RolloutInterrupted on every rank if no server is left.
+        """
+        before = self._agreed()
+        if self.verifies and not self.probe.limits:
+            out = self._measure(root, before)
+        else:
+            out = self._send(root, before)
+            if self.verifies:
+                out = self._verify(root, out)
+        self.pool.out = {place: (finding,) for place, finding in out.items()}
         if self.world.rank == 0:
-            self.sync.push(root.hf)
-        self.world.barrier()
-        return self.engine
+            self._note(out)
+        if not self.pool.live():
+            raise RolloutInterrupted(*self.pool.gone().diagnostics)
+        return AgreedEngine(self.pool, self.world)
 
+    def _engine(self, option: ServerOptions, variables: Mapping[str, str]) -> ServerEngine:
+        key = variables[option.api_key_env] if option.api_key_env else None
+        patience = min(option.timeout, PATIENCE_SECONDS) if len(self.options) > 1 else None
+        server = Server(option.url.rstrip("/"), option.timeout, key, patience)
+        return ServerEngine(server, option.model or "", self.stop_ids, self.vocab_size, option.concurrency)
 
-if TYPE_CHECKING:
-    from peft.tuners.lora import Linear
+    def _folder(self, option: ServerOptions) -> Path:
+        return Path(option.weights_dir).expanduser().absolute() if option.weights_dir else self.folder
 
-    from paceline.protocols.model import HFModel
+    def _name(self, place: int) -> None:
+        """Ask a server for the name of its model, where the config gives none."""
+        engine = self.pool.engines[place]
+        engine.model = engine.model or engine.server.model()
+
+    def _agreed(self) -> Out:
+        """Return the servers that any rank has left out. Collective."""
+        mine: list[Any] = [[place, findings[0].to_json()] for place, findings in self.pool.out.items()]
+        everyone = self.world.all_gather_json(mine)
+        return {
+            place: Diagnostic.from_json(finding) for rank in reversed(everyone) for place, finding in rank
+        }
+
+    def _shared(self, out: Out) -> Out:
+        """Return rank 0's ``out`` on every rank. Collective."""
+        mine: list[Any] = [[place, finding.to_json()] for place, finding in out.items()]
+        pairs = self.world.broadcast_json(mine)
+        return {place: Diagnostic.from_json(finding) for place, finding in pairs}
+
+    def _send(self, root: RootModule, out: Out, places: Collection[int] | None = None) -> Out:
+        """Have the servers at ``places`` (all) load the weights; return those that are out. Collective."""
+        if self.world.rank == 0:
+            chosen = [
+                p for p in (range(len(self.options)) if places is None else places) if self._there(p, out)
+            ]
+            targets = {folder: folder.write(root.hf) for folder in {self.weights[place] for place in chosen}}
+
+            def load(place: int) -> None:
+                self._name(place)
+                if self.verifies:
+                    self.probe.fill_cache(self.pool.engines[place])
+                server, seconds = self.pool.engines[place].server, self.options[place].sync_timeout
+                load_weights(server, targets[self.weights[place]], seconds)
+
+            failed = together(load, chosen)
+            out = {place: finding for place, finding in out.items() if place not in chosen}
+            out |= {place: error.diagnostics[0] for place, error in failed.items()}
+            for folder in targets:
+                folder.remove_former()
+        return self._shared(out)
+
+    def _there(self, place: int, out: Out) -> bool:
+        """Whether a server is to load weights: it is asked, or answers again."""
+        if place not in out:
+            return True
+        with suppress(PacelineError):
+            self.pool.engines[place].server.request("GET", "/health", seconds=BACK_SECONDS)
+            return True
+        return False
+
+    def _compare(self, root: RootModule, out: Out) -> tuple[Out, dict[int, Answered], dict[int, float]]:
+        """Return the servers that are out, what the others answer, and how far that is from the model.
+        Collective.
+        """
+        answers: dict[int, Answered] = {}
+        if self.world.rank == 0:
+
+            def ask(place: int) -> None:
+                answers[place] = self.probe.ask(self.pool.engines[place])
+
+            failed = together(ask, [place for place in range(len(self.options)) if place not in out])
+            out = out | {place: error.diagnostics[0] for place, error in failed.items()}
+        out = self._shared(out)
+        wire: list[Any] = [
+            [place, list(answer.tokens), list(answer.logprobs)] for place, answer in answers.items()
+        ]
+        answers = {
+            place: Answered(tuple(tokens), tuple(logprobs))
+            for place, tokens, logprobs in self.world.broadcast_json(wire)
+        }
+        own = self.probe.of_model(root, [answer.tokens for answer in answers.values()])
+        gaps = [self.probe.gap(answer, mine) for answer, mine in zip(answers.values(), own, strict=True)]
+        agreed = self.world.broadcast_json(gaps)
+        return out, answers, dict(zip(answers, agreed, strict=True))
+
+    def _measure(self, root: RootModule, out: Out) -> Out:
+        """Measure the noise between servers and model at θ, θ′, θ; return the servers that are out."""
+        gaps: list[dict[int, float]] = []
+        answers: list[dict[int, Answered]] = []
+        for changes in (False, True, False):
+            with changed_norms(root) if changes else nullcontext():
+                out, answered, gap = self._compare(root, self._send(root, out))
+            gaps.append(gap)
+            answers.append(answered)
+        for place in gaps[2].keys() & gaps[1].keys() & gaps[0].keys() - out.keys():
+            moved = self.probe.moved(answers[0][place], answers[2][place])
+            if why := self.probe.measured(place, [each[place] for each in gaps], moved):
+                out[place] = self._wrong(place, why)
+        return out
+
+    def _verify(self, root: RootModule, out: Out) -> Out:
+        """Compare after a change; what a server has wrong is sent once more. Return those that are out."""
+        for again in (True, False):
+            out, _, gaps = self._compare(root, out)
+            wrong = {place: gap for place, gap in gaps.items() if gap > self.probe.limit(place)}
+            if not wrong:
+                break
+            if again:
+                out = self._send(root, out, wrong)
+            for place, gap in {} if again else wrong.items():
+                out[place] = self._wrong(
+                    place,
+                    f"its log-probabilities differ by {gap:.3g} nats, also after they were sent again;"
+                    f" {self.probe.limit(place):.3g} is the most by what was measured at the start",
+                )
+        return out
+
+    def _wrong(self, place: int, why: str) -> Diagnostic:
+        return codes.ROLLOUT_WEIGHTS_WRONG(SERVERS, self.pool.engines[place].server.url, why=why)
+
+    def _note(self, out: Out) -> None:
+        """Note what has changed for a server since the last notes."""
+        for place, engine in enumerate(self.pool.engines):
+            url, was = engine.server.url, self.noted.pop(place, "")
+            if place in out:
+                self.noted[place] = out[place].code
+                if out[place].code != was:
+                    self.notes.append(codes.ROLLOUT_SERVER_LEFT_OUT(SERVERS, url, why=in_words(out[place])))
+            elif was:
+                self.notes.append(codes.ROLLOUT_SERVER_BACK(SERVERS, url))
 
 
 @dataclass
-class WeightSync:
-    """Writes the policy into a new folder under ``folder``, has ``server`` load it, and removes the previous
-    one.
+class AgreedEngine:
+    """``GenerationEngine`` whose errors are every rank's: all raise RolloutInterrupted with the first one."""
 
-    The server must see the folder under the same path: the same machine, or a shared file system. Raises
-    PacelineError ``rollout.server_*`` if it does not load within ``seconds``; CheckpointError if the folder
-    cannot be written.
-    """
+    pool: ServerPool
+    world: World
 
-    server: Server
-    folder: Path
-    dtype: torch.dtype
-    seconds: float
-    sent: int = 0
-
-    def push(self, hf: HFModel) -> None:
-        """Send the full model ``hf``, with its adapter merged.
-
-        Raises ConfigError if others may write the folder.
-        """
-        self.sent += 1
-        target = self.folder / f"weights-{self.sent:06d}"
-        if words := open_to_strangers(self.folder):
-            raise ConfigError(codes.ROLLOUT_SERVER_WEIGHTS("training.rollout.server.weights_dir", words))
-        with named_errors(target, what="the weights for the generation server cannot be written"):
-            shutil.rmtree(target, ignore_errors=True)
-            target.mkdir(parents=True)
-            entries = hub_entries(hf, list(whole(hf, self.dtype)))
-            (target / "config.json").write_text(
-                json.dumps(hf.config.to_dict(), default=str), encoding="utf-8"
-            )
-            write_weights(target, entries, MAX_SHARD_BYTES)
-        reload: JsonObject = {
-            "method": "reload_weights",
-            "kwargs": {"weights_path": str(target)},
-            "timeout": self.seconds,
-        }
-        self.server.request("POST", "/collective_rpc", reload, self.seconds)
-        # cached prefixes were computed with the former weights
-        self.server.request("POST", "/reset_prefix_cache", {}, self.seconds)
-        shutil.rmtree(self.folder / f"weights-{self.sent - 1:06d}", ignore_errors=True)
+    def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
+        """Return one completion per request, in order. Collective."""
+        done: list[Completion] = []
+        failures: list[Diagnostic] = []
+        try:
+            done = self.pool.generate(requests, sampling)
+        except PacelineError as error:
+            failures = list(error.diagnostics)
+        everyone = self.world.all_gather_json([finding.to_json() for finding in failures])
+        for findings in filter(None, everyone):
+            raise RolloutInterrupted(*map(Diagnostic.from_json, findings))
+        return done
 
 
-def whole(hf: HFModel, dtype: torch.dtype) -> Iterator[TensorEntry]:
-    """Yield parameters and persistent buffers of the plain model that ``hf`` computes, with Transformers'
-    names.
-
-    A layer with an adapter has W + scale · B A (peft's own sum).
-    """
-    layers = {name: module for name, module in hf.named_modules() if _is_adapted(module)}
-    experts = {
-        id(m.get_base_layer().get_parameter(vars(m)["parameter_name"])): m
-        for m in layers.values()
-        if "parameter_name" in vars(m)  # of fused experts
-    }
-    for name, parameter in hf.named_parameters():
-        if ".lora_" in name:
-            continue
-        adapted = layers.get(name.removesuffix(".base_layer.weight")) or experts.get(id(parameter))
-        yield TensorEntry(plain_name(name), dtype, tuple(parameter.shape), _given(parameter, adapted, dtype))
-    for name, buffer in persistent_buffers(hf):
-        kind = dtype if buffer.is_floating_point() else buffer.dtype
-        yield TensorEntry(plain_name(name), kind, tuple(buffer.shape), _given(buffer, None, kind))
+def together(work: Callable[[int], None], places: Collection[int]) -> dict[int, PacelineError]:
+    """Do ``work`` for each place at the same time; return the errors by place."""
+    with ThreadPoolExecutor(max(1, len(places))) as pool:
+        running = {place: pool.submit(work, place) for place in places}
+    errors = {place: future.exception() for place, future in running.items()}
+    for error in errors.values():
+        if error is not None and not isinstance(error, PacelineError):
+            raise error
+    return {place: error for place, error in errors.items() if isinstance(error, PacelineError)}
 
 
-def _is_adapted(module: nn.Module) -> TypeGuard[Linear]:
-    return NAME in getattr(module, "lora_A", ())
-
-
-def _given(parameter: Tensor, adapted: Linear | None, dtype: torch.dtype) -> Callable[[], Tensor]:
-    @torch.no_grad()
-    def load() -> Tensor:
-        tensor = parameter.detach()
-        if adapted is None:
-            return tensor.to(dtype)
-        tensor = tensor + adapted.get_delta_weight(NAME).to(tensor)
-        if NAME in adapted.lora_magnitude_vector:
-            lengths = adapted.lora_magnitude_vector[NAME].get_parameter("weight")
-            stretch(tensor, lengths, bool(adapted.fan_in_fan_out))
-        return tensor.to(dtype)
-
-    return load
+def in_words(finding: Diagnostic) -> str:
+    """Return a finding in one line."""
+    return f"{finding.what} ({finding.found})" if finding.found else finding.what

@@ -70,7 +70,7 @@ from paceline.training.loop.window_source import (
 )
 from paceline.training.profiling.recorder import profile_of
 from paceline.training.rank_checks import checks_of_first_windows
-from paceline.training.rollout.build import RolloutSetup, rollout_options
+from paceline.training.rollout.build import RolloutSetup, largest_gap, rollout_options
 from paceline.training.rollout.on_policy_distillation import own_answers
 from paceline.training.run.class_labels import read_classes
 from paceline.training.run.model_factories import Models
@@ -397,6 +397,7 @@ class RunBuilder:
             evaluate=self.evaluation(parts, hooks.note),
             saves=checkpointer,
             any_rank=world.any,
+            max_sampling_gap=largest_gap(t, plan.precision.compute) if generates else None,
             between=ROLLOUT if generates else STEP,
             # a callback may stop the run for this step's loss; a rollout lasts; a profile is of this step
             late=not (generates or t.callbacks or t.profile),

@@ -69,8 +69,8 @@ class RunRecord:
         self.run_dir = RunDir.at(self.plan.run_dir)
         self.disks = Disks.one(self.env.world_size)
         rollout = self.config.training.rollout
-        server = rollout.server if rollout else None
-        self.redact = Redactor.of(self.environ, *((server.api_key_env or "",) if server else ()))
+        servers = rollout.all_servers if rollout else ()
+        self.redact = Redactor.of(self.environ, *(server.api_key_env or "" for server in servers))
 
     @property
     def config(self) -> Config:

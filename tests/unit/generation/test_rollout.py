@@ -15,6 +15,7 @@ from paceline.generation.engine import Completion, Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.sampling.noise import gumbel, mixed, stream_of, top_bits
 from paceline.generation.sampling.sample import choose, keep_likeliest, largest
+from paceline.generation.score_texts import score_texts
 from paceline.models.factory import HFModelFactory
 from paceline.models.role_module import RoleModule
 from paceline.protocols.batch import IGNORE_INDEX, Batch
@@ -286,3 +287,13 @@ def test_filters_are_those_of_transformers(top_k: int, top_p: float) -> None:
     expected = TopKLogitsWarper(top_k)(None, logits) if top_k else logits
     expected = TopPLogitsWarper(top_p)(None, expected) if top_p < 1 else expected
     assert torch.equal(keep_likeliest(logits, RolloutSampling(1.0, top_p, top_k)), expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+def test_given_tokens_have_the_log_probabilities_of_sampling(family: str) -> None:
+    root = build(family)
+    (request, *_) = wanted(3)
+    (answer,) = engine(root).generate([request], GREEDY)
+    text = (*request.prompt, *answer.tokens)
+    found = score_texts(root.hf, [text, text], len(request.prompt), root.computing)
+    torch.testing.assert_close(found, answer.logprobs.expand_as(found), rtol=0, atol=1e-4)

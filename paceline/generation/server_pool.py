@@ -1,0 +1,122 @@
+"""Several generation servers that share a rank's requests; one that fails is left out, by name."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import PacelineError
+from paceline.generation import codes
+from paceline.generation.engine import Completion, Request, RolloutSampling
+from paceline.generation.remote import ServerEngine
+
+SERVERS = "training.rollout.servers"
+
+
+@dataclass
+class ServerPool:
+    """``GenerationEngine`` over ``engines``. The answers to one prompt come from one server, for its prefix
+    cache; a group goes where fewest tokens are in flight.
+
+    ``out``: why an engine, by its place, is not asked. The requests of a server that fails go to the others.
+    ``first``: where ties are broken, so that ranks do not all begin with the same server.
+    """
+
+    engines: Sequence[ServerEngine]
+    first: int = 0
+    out: dict[int, tuple[Diagnostic, ...]] = field(default_factory=dict)
+
+    def live(self) -> list[int]:
+        """Return the places of the engines that are asked."""
+        count = len(self.engines)
+        places = [(self.first + i) % count for i in range(count)]
+        return [place for place in places if place not in self.out]
+
+    def leave_out(self, place: int, error: PacelineError) -> None:
+        """Ask this engine no more until ``take_back``."""
+        self.out.setdefault(place, error.diagnostics)
+
+    def take_back(self, place: int) -> None:
+        """Ask this engine again."""
+        self.out.pop(place, None)
+
+    def gone(self) -> PacelineError:
+        """Return the error that no server is left: of a single one its own."""
+        if len(self.engines) == 1:
+            return PacelineError(*self.out[0])
+        reasons = "; ".join(
+            f"{engine.server.url}: {self.out[place][0].what} ({self.out[place][0].found})"
+            for place, engine in enumerate(self.engines)
+        )
+        return PacelineError(codes.ROLLOUT_SERVERS_GONE(SERVERS, reasons))
+
+    def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
+        """Return one completion per request, in order. Raises PacelineError once no server is left."""
+        return _Dispatch(self, requests, sampling).run()
+
+
+class _Dispatch:
+    """The requests of one call: which server answers which."""
+
+    def __init__(self, pool: ServerPool, requests: Sequence[Request], sampling: RolloutSampling) -> None:
+        self.pool, self.requests, self.sampling = pool, requests, sampling
+        self.answers: dict[int, Completion] = {}
+        by_prompt = sorted(range(len(requests)), key=lambda i: (requests[i].prompt, i))
+        groups = [list(group) for _, group in groupby(by_prompt, key=lambda i: requests[i].prompt)]
+        self.waiting = deque(sorted(groups, key=lambda group: group[0]))
+        self.running: dict[Future[Completion], tuple[int, int]] = {}  # request and engine of each call
+        self.tokens = Counter[int]()  # in flight, by engine
+
+    def run(self) -> list[Completion]:
+        """Ask until all is answered."""
+        with ExitStack() as stack:
+            threads = {
+                place: stack.enter_context(ThreadPoolExecutor(self.pool.engines[place].together))
+                for place in self.pool.live()
+            }
+            while self.waiting or self.running:
+                if not self.pool.live():
+                    break
+                self._send(threads)
+                done, _ = wait(self.running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    self._receive(future)
+        if not self.pool.live():
+            raise self.pool.gone()
+        return [self.answers[i] for i in range(len(self.requests))]
+
+    def _send(self, threads: dict[int, ThreadPoolExecutor]) -> None:
+        """Give groups to servers that have room."""
+        while self.waiting:
+            calls = Counter(place for _, place in self.running.values())
+            free = [p for p in self.pool.live() if calls[p] < self.pool.engines[p].together]
+            if not free:
+                return
+            place = min(free, key=lambda p: self.tokens[p])
+            for i in self.waiting.popleft():
+                self.tokens[place] += self._size(i)
+                answer = self.pool.engines[place].answer
+                self.running[threads[place].submit(answer, self.requests[i], self.sampling)] = (i, place)
+
+    def _receive(self, future: Future[Completion]) -> None:
+        i, place = self.running.pop(future)
+        self.tokens[place] -= self._size(i)
+        if future.cancelled():
+            self.waiting.append([i])
+            return
+        try:
+            self.answers[i] = future.result()
+        except PacelineError as error:
+            self.pool.leave_out(place, error)
+            for other, (_, where) in self.running.items():
+                if where == place:
+                    other.cancel()
+            self.waiting.append([i])
+
+    def _size(self, i: int) -> int:
+        return len(self.requests[i].prompt) + self.requests[i].max_tokens
