@@ -151,6 +151,10 @@ class ServerEngine:
     vocab_size: int
     together: int = 64
 
+    def find_model(self) -> None:
+        """Ask the server for the name of its model, where none is known. Raises PacelineError."""
+        self.model = self.model or self.server.model()
+
     def answer(self, request: Request, sampling: RolloutSampling) -> Completion:
         """Return the completion of one request. Raises PacelineError ``rollout.server_*``."""
         if request.max_tokens <= 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -38,12 +38,12 @@ class ServerPool:
         return [place for place in places if place not in self.out]
 
     def leave_out(self, place: int, error: PacelineError) -> None:
-        """Ask this engine no more until ``take_back``."""
+        """Ask this engine no more until ``exclude``."""
         self.out.setdefault(place, error.diagnostics)
 
-    def take_back(self, place: int) -> None:
-        """Ask this engine again."""
-        self.out.pop(place, None)
+    def exclude(self, out: Mapping[int, Diagnostic]) -> None:
+        """Ask every engine again but those at these places."""
+        self.out = {place: (finding,) for place, finding in out.items()}
 
     def gone(self) -> PacelineError:
         """Return the error that no server is left: of a single one its own."""

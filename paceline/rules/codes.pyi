@@ -774,6 +774,16 @@ class _ROLLOUT_SERVER_KEY(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _ROLLOUT_SERVER_PUBLIC(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _ROLLOUT_SERVER_CUT(CodeName):
     def __call__(
         self,
@@ -1220,6 +1230,7 @@ ROLLOUT_GREEDY: _ROLLOUT_GREEDY
 ROLLOUT_SERVER_URL: _ROLLOUT_SERVER_URL
 ROLLOUT_SERVERS_TWICE: _ROLLOUT_SERVERS_TWICE
 ROLLOUT_SERVER_KEY: _ROLLOUT_SERVER_KEY
+ROLLOUT_SERVER_PUBLIC: _ROLLOUT_SERVER_PUBLIC
 ROLLOUT_SERVER_CUT: _ROLLOUT_SERVER_CUT
 ROLLOUT_SERVER_TOWER: _ROLLOUT_SERVER_TOWER
 REWARDS_MODEL_OPTIONS: _REWARDS_MODEL_OPTIONS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from paceline.config.sections.rollout import RolloutOptions, ServerOptions
@@ -201,7 +202,7 @@ def _key(c: Context) -> str:
 
 
 def address(c: Context) -> Iterator[Diagnostic]:
-    """rollout.server_url, rollout.server_key, rollout.servers_twice"""
+    """rollout.server_url, rollout.server_key, rollout.servers_twice, rollout.server_public"""
     servers, rollout = _servers(c), c.training.rollout
     if rollout is not None and rollout.servers and rollout.server is not None:
         yield c.at(codes.ROLLOUT_SERVERS_TWICE(found="server and servers"), _SERVER, _SERVERS)
@@ -229,6 +230,16 @@ def _address(c: Context, server: ServerOptions) -> Iterator[Diagnostic]:
         yield c.at(codes.ROLLOUT_SERVER_URL(), url)
     elif server.api_key_env and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
         yield c.at(codes.ROLLOUT_SERVER_KEY(), *dict.fromkeys((url, key)))
+    if good and _is_public(parts.hostname or ""):
+        yield c.at(codes.ROLLOUT_SERVER_PUBLIC(), url)
+
+
+def _is_public(host: str) -> bool:
+    """Whether a host is an address that strangers reach; of a name nothing is known."""
+    try:
+        return ip_address(host).is_global
+    except ValueError:
+        return False
 
 
 def weights(c: Context) -> Iterator[Diagnostic]:

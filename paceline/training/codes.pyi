@@ -452,16 +452,6 @@ class _ROLLOUT_SERVER_UNFIT(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
-class _ROLLOUT_SERVER_PUBLIC(CodeName):
-    def __call__(
-        self,
-        where: str = "",
-        found: str = "",
-        *,
-        severity: Severity = ...,
-        evidence: Mapping[str, object] | None = None,
-    ) -> Diagnostic: ...
-
 class _ROLLOUT_SERVER_WEIGHTS(CodeName):
     def __call__(
         self,
@@ -621,7 +611,6 @@ ROLLOUT_NO_SPREAD: Code
 ROLLOUT_SAMPLING_GAP: _ROLLOUT_SAMPLING_GAP
 ROLLOUT_SERVER_NO_KEY: _ROLLOUT_SERVER_NO_KEY
 ROLLOUT_SERVER_UNFIT: _ROLLOUT_SERVER_UNFIT
-ROLLOUT_SERVER_PUBLIC: _ROLLOUT_SERVER_PUBLIC
 ROLLOUT_SERVER_WEIGHTS: _ROLLOUT_SERVER_WEIGHTS
 REWARDS_MODEL: Code
 REWARDS_TOKENIZER: Code

@@ -26,7 +26,7 @@ WRITERS = {
     "paceline/runtime/failures/stragglers.py": "names and sizes of collectives",
     "paceline/plan/child_answer.py": "devices and versions, names and shapes, as redacted by the child",
     "paceline/plan/cost/measured_runs.py": "numbers, and a model's name of the config",
-    "paceline/training/rollout/server.py": "a model's config.json",
+    "paceline/training/rollout/weight_folder.py": "a model's config.json",
     "paceline/data/file_digests.py": "digests, and a tokenizer's special tokens",
     "paceline/data/dataset_store.py": "sizes and digests",
     "paceline/simulate/__main__.py": "numbers, in a temporary folder",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 from paceline.config.sections.rollout import RolloutOptions, ServerOptions
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.json_types import JsonObject, as_object, value_at
 from paceline.generation import codes as generation_codes
 from paceline.training import codes
 
@@ -76,7 +75,6 @@ class _Server:
         yield from self._models(models)
         if models.status_code == httpx.codes.OK:
             yield from self._settings(settings)
-        yield from self._network()
 
     def _models(self, answer: httpx.Response) -> Iterator[Diagnostic]:
         """Yield a finding where the server does not serve the model, or for shorter texts than the run's."""
@@ -119,9 +117,7 @@ class _Server:
                 remedy="start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment",
             )
             return
-        found = _json(answer).get("vllm_config")
-        model = found.get("model_config") if isinstance(found, dict) else None
-        mode = model.get("logprobs_mode") if isinstance(model, dict) else None
+        mode = value_at(_json(answer), "vllm_config.model_config.logprobs_mode")
         if isinstance(mode, str) and mode.startswith("raw") and self.temperature not in (0.0, 1.0):
             yield codes.ROLLOUT_SERVER_UNFIT(
                 self.where,
@@ -130,23 +126,10 @@ class _Server:
                 remedy="start it with --logprobs-mode processed_logprobs, or set temperature: 1.0",
             )
 
-    def _network(self) -> Iterator[Diagnostic]:
-        """Warn of a server that strangers may reach: the calls that change its weights take no key."""
-        host = urlsplit(self.url).hostname or ""
-        try:
-            address = ip_address(host)
-        except ValueError:  # a name
-            return
-        if not (address.is_private or address.is_loopback or address.is_link_local):
-            yield codes.ROLLOUT_SERVER_PUBLIC(self.where, self.url)
 
-
-def _json(answer: httpx.Response) -> dict[str, Any]:
+def _json(answer: httpx.Response) -> JsonObject:
     """Return the object that a server answered with; empty for anything else."""
-    if answer.status_code != 200:
-        return {}
     try:
-        content = answer.json()
+        return as_object(answer.json() if answer.status_code == 200 else None)
     except ValueError:
         return {}
-    return content if isinstance(content, dict) else {}

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from paceline.config.sections.rollout import ServerOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.json_types import JsonObject, as_object
 from paceline.generation import codes
 from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
 from paceline.generation.remote import Server, ServerEngine
@@ -23,7 +23,7 @@ from paceline.protocols.rollout import RolloutInterrupted
 from paceline.runtime.process_group.world import World, environment
 from paceline.training.preflight.generation_servers import missing_key
 from paceline.training.rollout.weight_folder import WeightFolder, load_weights
-from paceline.training.rollout.weight_probe import Answered, WeightProbe, changed_norms, tolerance_of
+from paceline.training.rollout.weight_probe import ServerScores, WeightProbe, bounds_of, changed_norms
 
 BACK_SECONDS = 5.0  # in which a server that was left out must say that it is there again
 PATIENCE_SECONDS = 30.0  # for a connection that fails, where other servers can take over
@@ -62,10 +62,11 @@ class RolloutServers:
         variables = environment()
         if missing := [m for o in self.options if (m := missing_key(o.api_key_env, variables))]:
             raise ConfigError(*missing)
-        self.pool = ServerPool([self._engine(option, variables) for option in self.options], self.world.rank)
-        self.probe = WeightProbe(self.vocab_size, self.positions, tolerance_of(self.dtype))
+        engines = [self._engine(option, variables) for option in self.options]
+        self.pool = ServerPool(engines, self.world.rank)
+        self.probe = WeightProbe(self.vocab_size, self.positions, bounds_of(self.dtype))
         self.weights = [WeightFolder(self._folder(option), self.dtype) for option in self.options]
-        for place, error in together(self._name, range(len(self.options))).items():
+        for place, error in together(lambda place: engines[place].find_model(), range(len(engines))).items():
             self.pool.leave_out(place, error)
         if not self.pool.live():
             raise self.pool.gone()
@@ -82,7 +83,7 @@ class RolloutServers:
             out = self._send(root, before)
             if self.verifies:
                 out = self._verify(root, out)
-        self.pool.out = {place: (finding,) for place, finding in out.items()}
+        self.pool.exclude(out)
         if self.world.rank == 0:
             self._note(out)
         if not self.pool.live():
@@ -98,24 +99,17 @@ class RolloutServers:
     def _folder(self, option: ServerOptions) -> Path:
         return Path(option.weights_dir).expanduser().absolute() if option.weights_dir else self.folder
 
-    def _name(self, place: int) -> None:
-        """Ask a server for the name of its model, where the config gives none."""
-        engine = self.pool.engines[place]
-        engine.model = engine.model or engine.server.model()
-
     def _agreed(self) -> Out:
         """Return the servers that any rank has left out. Collective."""
-        mine: list[Any] = [[place, findings[0].to_json()] for place, findings in self.pool.out.items()]
-        everyone = self.world.all_gather_json(mine)
-        return {
-            place: Diagnostic.from_json(finding) for rank in reversed(everyone) for place, finding in rank
-        }
+        mine = {place: findings[0] for place, findings in self.pool.out.items()}
+        agreed: Out = {}
+        for of_rank in self.world.all_gather_json(to_json(mine)):
+            agreed = from_json(of_rank) | agreed
+        return agreed
 
     def _shared(self, out: Out) -> Out:
         """Return rank 0's ``out`` on every rank. Collective."""
-        mine: list[Any] = [[place, finding.to_json()] for place, finding in out.items()]
-        pairs = self.world.broadcast_json(mine)
-        return {place: Diagnostic.from_json(finding) for place, finding in pairs}
+        return from_json(self.world.broadcast_json(to_json(out)))
 
     def _send(self, root: RootModule, out: Out, places: Collection[int] | None = None) -> Out:
         """Have the servers at ``places`` (all) load the weights; return those that are out. Collective."""
@@ -123,10 +117,10 @@ class RolloutServers:
             chosen = [
                 p for p in (range(len(self.options)) if places is None else places) if self._there(p, out)
             ]
-            targets = {folder: folder.write(root.hf) for folder in {self.weights[place] for place in chosen}}
+            targets = {folder: folder.save(root.hf) for folder in {self.weights[place] for place in chosen}}
 
             def load(place: int) -> None:
-                self._name(place)
+                self.pool.engines[place].find_model()
                 if self.verifies:
                     self.probe.fill_cache(self.pool.engines[place])
                 server, seconds = self.pool.engines[place].server, self.options[place].sync_timeout
@@ -148,35 +142,39 @@ class RolloutServers:
             return True
         return False
 
-    def _compare(self, root: RootModule, out: Out) -> tuple[Out, dict[int, Answered], dict[int, float]]:
+    def _compare(self, root: RootModule, out: Out) -> tuple[Out, dict[int, ServerScores], dict[int, float]]:
         """Return the servers that are out, what the others answer, and how far that is from the model.
         Collective.
         """
-        answers: dict[int, Answered] = {}
+        answers: dict[int, ServerScores] = {}
         if self.world.rank == 0:
 
-            def ask(place: int) -> None:
-                answers[place] = self.probe.ask(self.pool.engines[place])
+            def query(place: int) -> None:
+                answers[place] = self.probe.query(self.pool.engines[place])
 
-            failed = together(ask, [place for place in range(len(self.options)) if place not in out])
+            failed = together(query, [place for place in range(len(self.options)) if place not in out])
             out = out | {place: error.diagnostics[0] for place, error in failed.items()}
         out = self._shared(out)
-        wire: list[Any] = [
-            [place, list(answer.tokens), list(answer.logprobs)] for place, answer in answers.items()
-        ]
-        answers = {
-            place: Answered(tuple(tokens), tuple(logprobs))
-            for place, tokens, logprobs in self.world.broadcast_json(wire)
-        }
+        answers = self._shared_scores(answers)
         own = self.probe.of_model(root, [answer.tokens for answer in answers.values()])
         gaps = [self.probe.gap(answer, mine) for answer, mine in zip(answers.values(), own, strict=True)]
         agreed = self.world.broadcast_json(gaps)
         return out, answers, dict(zip(answers, agreed, strict=True))
 
+    def _shared_scores(self, scores: dict[int, ServerScores]) -> dict[int, ServerScores]:
+        """Return rank 0's ``scores`` on every rank. Collective."""
+        places = self.world.broadcast_json(list(scores))
+        tokens = self.world.broadcast_json([list(each.tokens) for each in scores.values()])
+        logprobs = self.world.broadcast_json([list(each.logprobs) for each in scores.values()])
+        return {
+            place: ServerScores(tuple(written), tuple(values))
+            for place, written, values in zip(places, tokens, logprobs, strict=True)
+        }
+
     def _measure(self, root: RootModule, out: Out) -> Out:
         """Measure the noise between servers and model at θ, θ′, θ; return the servers that are out."""
         gaps: list[dict[int, float]] = []
-        answers: list[dict[int, Answered]] = []
+        answers: list[dict[int, ServerScores]] = []
         for changes in (False, True, False):
             with changed_norms(root) if changes else nullcontext():
                 out, answered, gap = self._compare(root, self._send(root, out))
@@ -239,6 +237,16 @@ class AgreedEngine:
         for findings in filter(None, everyone):
             raise RolloutInterrupted(*map(Diagnostic.from_json, findings))
         return done
+
+
+def to_json(out: Out) -> JsonObject:
+    """Return ``out`` for other ranks."""
+    return {str(place): finding.to_json() for place, finding in out.items()}
+
+
+def from_json(out: JsonObject) -> Out:
+    """The inverse of ``to_json``."""
+    return {int(place): Diagnostic.from_json(as_object(finding)) for place, finding in out.items()}
 
 
 def together(work: Callable[[int], None], places: Collection[int]) -> dict[int, PacelineError]:

@@ -42,7 +42,7 @@ class WeightFolder:
     dtype: torch.dtype
     sent: int = field(default=0, hash=False, compare=False)
 
-    def write(self, hf: HFModel) -> Path:
+    def save(self, hf: HFModel) -> Path:
         """Write the full model ``hf``, with its adapter merged; return its folder.
 
         Raises ConfigError if others may write the folder, CheckpointError if it cannot be written.

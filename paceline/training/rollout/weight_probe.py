@@ -27,7 +27,7 @@ CHANGE = 0.05  # of a norm's weights, for the second of the three measurements
 
 
 @dataclass(frozen=True)
-class Tolerance:
+class GapBounds:
     """Mean differences of log-probabilities, in nats: the least that is allowed later, the most at the start.
 
     Programs that compute alike differ by the order of their additions: 1e-6 in float32, 0.01 in 16 bit.
@@ -37,13 +37,13 @@ class Tolerance:
     most: float
 
 
-def tolerance_of(dtype: torch.dtype) -> Tolerance:
+def bounds_of(dtype: torch.dtype) -> GapBounds:
     """Return the tolerance for weights of ``dtype``."""
-    return Tolerance(1e-4, 0.02) if dtype in (torch.float32, torch.float64) else Tolerance(0.05, 0.5)
+    return GapBounds(1e-4, 0.02) if dtype in (torch.float32, torch.float64) else GapBounds(0.05, 0.5)
 
 
 @dataclass(frozen=True)
-class Answered:
+class ServerScores:
     """What a server says: log-probabilities [68] of the texts and of the ``tokens`` after the prefix."""
 
     tokens: tuple[int, ...]
@@ -56,7 +56,7 @@ class WeightProbe:
 
     vocab_size: int
     positions: int
-    tolerance: Tolerance
+    bounds: GapBounds
     limits: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,11 +72,11 @@ class WeightProbe:
         """Have the server read the prefix with the weights that it has now."""
         engine.answer(Request(self.prefix, 0, 1), RolloutSampling(temperature=0.0))
 
-    def ask(self, engine: ServerEngine) -> Answered:
+    def query(self, engine: ServerEngine) -> ServerScores:
         """Return the server's log-probabilities. Raises PacelineError ``rollout.server_*``."""
         logprobs = [value for text in self.texts for value in engine.score(text)]
         written = engine.answer(Request(self.prefix, 0, GREEDY), RolloutSampling(temperature=0.0))
-        return Answered(written.tokens, (*logprobs, *written.logprobs.tolist()))
+        return ServerScores(written.tokens, (*logprobs, *written.logprobs.tolist()))
 
     def of_model(self, root: RootModule, written: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """Return the model's own, fp32 [68], for each server's tokens. Every rank calls it alike."""
@@ -89,7 +89,7 @@ class WeightProbe:
         }
         return [torch.cat((fixed, after[tokens])).cpu() for tokens in written]
 
-    def gap(self, answered: Answered, own: Tensor) -> float:
+    def gap(self, answered: ServerScores, own: Tensor) -> float:
         """Return the larger of two means of |server − model|: over the texts, and over the tokens after the
         prefix.
         """
@@ -97,7 +97,7 @@ class WeightProbe:
         fixed = len(own) - len(answered.tokens)
         return max(float(apart[:fixed].mean()), float(apart[fixed:].mean()))
 
-    def moved(self, before: Answered, after: Answered) -> float:
+    def moved(self, before: ServerScores, after: ServerScores) -> float:
         """Return the mean difference of a server's own answers to the fixed texts."""
         fixed = sum(len(text) - 1 for text in self.texts)
         return float(
@@ -106,7 +106,7 @@ class WeightProbe:
 
     def limit(self, place: int) -> float:
         """Return the largest gap allowed of a server; of one not measured, the others' largest."""
-        return self.limits.get(place, max(self.limits.values(), default=self.tolerance.most))
+        return self.limits.get(place, max(self.limits.values(), default=self.bounds.most))
 
     def measured(self, place: int, gaps: Sequence[float], returned: float) -> str:
         """Take the limit from the gaps at θ, θ′, θ; return why the server cannot be trusted, or nothing.
@@ -115,8 +115,8 @@ class WeightProbe:
         """
         first, changed, again = gaps
         noise = max(first, again)
-        limit = max(self.tolerance.floor, MARGIN * noise)
-        if noise > self.tolerance.most:
+        limit = max(self.bounds.floor, MARGIN * noise)
+        if noise > self.bounds.most:
             return f"its log-probabilities differ by {noise:.3g} nats at the start"
         if changed > limit:
             return f"after a change of every norm they differ by {changed:.3g} nats, before it by {first:.3g}"

@@ -971,6 +971,17 @@ CASES = [
         severity=WARNING,
     ),
     case(
+        "rollout.server_public",
+        _t(algorithm="grpo", rollout={"servers": ["http://8.8.8.8:1", "http://10.0.0.2:1"]}),
+        _t(algorithm="grpo", rollout={"servers": ["http://10.0.0.1:1", "http://127.0.0.1:1"]}),
+        severity=WARNING,
+    ),
+    case(
+        "rollout.servers_twice",
+        _t(algorithm="grpo", rollout={"servers": "http://h:1", "server": {"url": "http://g:1"}}),
+        _t(algorithm="grpo", rollout={"servers": ["http://h:1", "http://g:1"]}),
+    ),
+    case(
         "rollout.server_cut",
         {**_t(algorithm="grpo", rollout={"server": {"url": "http://h:1"}}), "lora.quantization_bit": 4},
         {**_t(algorithm="grpo", rollout={"server": {"url": "http://h:1"}}), "lora.r": 4},

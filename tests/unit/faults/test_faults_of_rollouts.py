@@ -108,7 +108,11 @@ class _Models(BaseHTTPRequestHandler):
         known = self.headers.get("Authorization") == "Bearer right"
         self.send_response(200 if known else 401)
         self.end_headers()
-        self.wfile.write(json.dumps({"data": [{"id": name} for name in self.served]}).encode())
+        self.wfile.write(
+            json.dumps(
+                {"data": [{"id": n, "max_model_len": 8 if n == "short" else 4096} for n in self.served]}
+            ).encode()
+        )
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -123,6 +127,7 @@ class _Models(BaseHTTPRequestHandler):
         ("right", None, ("a", "b"), "rollout.server_answer"),
         ("right", "policy", ("other",), "rollout.server_answer"),
         ("right", None, (), "rollout.server_answer"),
+        ("right", None, ("short",), "rollout.server_unfit"),
     ],
 )
 def test_the_server_is_asked_before_the_start(
