@@ -27,7 +27,7 @@ from paceline.plan.plan import AdapterSpec
 from paceline.plan.strategies.spec import Job
 from paceline.protocols.roles import Output
 from paceline.rules.planning import make_plan
-from paceline.training.rollout.server import whole
+from paceline.training.rollout.weight_folder import whole
 from tests.unit.models.merged import merge
 
 pytest.importorskip("peft")

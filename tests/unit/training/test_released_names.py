@@ -9,7 +9,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from paceline.checkpoint.export.hf_tensor_names import hub_entries
 from paceline.models.lora.lora import add_adapter
 from paceline.plan.plan import AdapterSpec
-from paceline.training.rollout.server import whole
+from paceline.training.rollout.weight_folder import whole
 
 SIZES = {
     "hidden_size": 16,
