@@ -212,3 +212,16 @@ def test_shapes_without_a_head_of_their_own_count_it_once() -> None:
     tied: ModelShape = shape_from_config({**LLAMA, "tie_word_embeddings": True})
     adapter = adapter_of(section(r=1, target_modules="q_proj", modules_to_save=["embed_tokens", "lm_head"]))
     assert adapter is not None and adapter_parameters(tied, adapter) == 2 * 128 + 512 * 64
+
+
+def test_dora_is_refused_where_a_weight_is_not_whole() -> None:
+    dora = AdapterSpec(r=4, alpha=8, target_modules=("all-linear",), use_dora=True)
+    for name, mesh in (("single", Mesh()), ("ddp", Mesh(dp_replicate=2)), ("zero2", None), ("fsdp", None)):
+        assert codes(dora, name, mesh) == []
+    assert codes(dora, "zero3") == codes(dora, mesh=Mesh(tp=2)) == ["plan.adapter_strategy"]
+    for beside in ({"quantization": Quantization(4)}, {"target_parameters": ("experts.down_proj",)}):
+        assert codes(replace(dora, **beside)) == ["plan.adapter_kind"]  # type: ignore[arg-type]
+    shape = shape_from_config(LLAMA)
+    plain = adapter_parameters(shape, replace(dora, use_dora=False))
+    rows = 2 * (2 * 64 + 2 * 32 + 2 * 128 + 64)  # q and o, k and v, gate and up, down, in two layers
+    assert adapter_parameters(shape, dora) == plain + rows  # type: ignore[operator]
