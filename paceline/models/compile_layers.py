@@ -90,13 +90,25 @@ class CompiledLayers:
 
 def decoder_layers(trunk: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules of the classes that the model declares unsplittable, outermost ones only."""
-    declared = set(getattr(trunk, "_no_split_modules", None) or ())
+    declared = layer_names(trunk)
     inside: set[int] = set()
     for module in trunk.modules():
         if id(module) in inside or declared.isdisjoint(kind.__name__ for kind in type(module).__mro__):
             continue
         inside.update(id(child) for child in module.modules())
         yield module
+
+
+def layer_names(trunk: nn.Module) -> set[str]:
+    """Return the names of the classes that the model declares unsplittable; of those that recomputation
+    repeats, where it declares none (DeBERTa).
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    declared = set(getattr(trunk, "_no_split_modules", None) or ())
+    return declared or {
+        type(m).__name__ for m in trunk.modules() if isinstance(m, GradientCheckpointingLayer)
+    }
 
 
 def _own_forward(kind: type[nn.Module]) -> Callable[..., Any]:

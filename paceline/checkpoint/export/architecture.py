@@ -13,7 +13,7 @@ from paceline.core.errors import CheckpointError
 from paceline.core.json_types import Json, JsonObject
 from paceline.models.loading.multimodal import WholeModel, whole_model
 from paceline.models.module_tensors import persistent_buffers
-from paceline.plan.model.family import composite_of
+from paceline.plan.model.family import composite_of, family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -23,12 +23,14 @@ SCORES = "ForSequenceClassification"  # suffix of class names that output one sc
 
 
 def is_known(config: Mapping[str, Json]) -> bool:
-    """Whether Transformers has a causal language model of this type, alone or within a composite; others
-    need remote code.
+    """Whether Transformers has a causal language model of this type, alone or within a composite, or it is an
+    encoder; others need remote code.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or composite_of(config) is not None
+    kind = config.get("model_type")
+    named = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or family_of(kind).encoder
+    return named or composite_of(config) is not None
 
 
 def auto_of(config: Mapping[str, Json]) -> type[_BaseAutoModelClass]:

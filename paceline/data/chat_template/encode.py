@@ -41,13 +41,14 @@ _TOOL: JsonObject = {
 class Encoded(NamedTuple):
     """``input_ids`` int32 [n]; ``labelled`` bool [n], True where the token has loss. ``left_out``: parts of
     the row that the text does not have. ``end_added``: the last token is an end that the template did not
-    write.
+    write. ``second``: the place of the first token of a second text, where the tokenizer tells (0: nowhere).
     """
 
     input_ids: NDArray[np.int32]
     labelled: NDArray[np.bool_]
     left_out: tuple[str, ...] = ()
     end_added: bool = False
+    second: int = 0
 
 
 class RenderedText(NamedTuple):
@@ -108,10 +109,30 @@ class Encoder:
         return self._without_labels(examples, self._prompt)
 
     def encode_whole(self, examples: Sequence[Example]) -> list[Encoded | RowError]:
-        """Return texts and conversations as they are: without labels, no end of text appended."""
-        return self._without_labels(
-            examples, lambda e: self._whole(e) if e.messages else RenderedText(e.text)
+        """Return texts, pairs of texts and conversations as they are: without labels, no end appended."""
+        turns = [example for example in examples if example.messages]
+        rendered = iter(self._without_labels(turns, self._whole))
+        return [next(rendered) if example.messages else self._alone(example) for example in examples]
+
+    def shortened(self, example: Example, most: int) -> Encoded:
+        """Return a text, or a pair, in at most ``most`` tokens, as the tokenizer cuts it.
+
+        What it adds around texts stays, and the longer of two is cut first.
+        """
+        shorter = self._alone(example, most)
+        assert isinstance(shorter, Encoded), "a text that was too long is empty"
+        return shorter
+
+    def _alone(self, example: Example, most: int | None = None) -> Encoded | RowError:
+        """Return a text, or two, as the tokenizer alone codes them."""
+        how = {} if most is None else {"truncation": "longest_first", "max_length": most}
+        coded = self.tokenizer(
+            example.text, example.pair or None, return_attention_mask=False, verbose=False, **how
         )
+        ids = np.array(self._marked_once(example.text, coded["input_ids"]), np.int32)
+        types = [] if not example.pair else coded.get("token_type_ids", [])
+        second = types.index(1) if 1 in types else 0
+        return Encoded(ids, np.zeros(len(ids), np.bool_), second=second) if len(ids) else RowError("empty")
 
     def _without_labels(
         self, examples: Sequence[Example], render: Callable[[Example], RenderedText]

@@ -30,6 +30,7 @@ from paceline.data.rows.row_errors import Problem, Tally
 from paceline.data.rows.values import Cell, RawRow, RowError
 from paceline.data.token_table import DocumentBlock, encode_labels
 from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
+from paceline.protocols.special_tokens import SECOND
 
 CHUNK_ROWS = 512
 
@@ -120,13 +121,8 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
         # A row is kept or skipped with all of its documents.
         results = list(itertools.islice(encoded, len(examples)))
         uncut = [result for result in results if isinstance(result, Encoded)]
-        cut = [
-            document._replace(
-                input_ids=document.input_ids[: setup.max_length],
-                labelled=document.labelled[: setup.max_length],
-            )
-            for document in uncut
-        ]
+        pairs = zip(examples, results, strict=True)
+        cut = [_cut(encoder, x, made, setup) for x, made in pairs if isinstance(made, Encoded)]
         problem = next((p for result in results if (p := _unusable(result, row.where, setup))), None)
         if problem is None and setup.kind.same([document.input_ids for document in cut]):
             why = "as the template writes them"
@@ -148,6 +144,16 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     return ChunkResult(
         chunk.dataset, block, skipped, truncated, chunk.read, chunk.consumed, reader.unread, repeated
     )
+
+
+def _cut(encoder: Encoder, example: Example, document: Encoded, setup: Setup) -> Encoded:
+    """Return the document in at most ``max_length`` tokens; a text that is read as it is keeps what the
+    tokenizer adds around it.
+    """
+    most, kind = setup.max_length, setup.kind
+    if not (kind.learns_tokens or kind.answered or example.messages) and len(document.input_ids) > most:
+        return encoder.shortened(example, most)
+    return document._replace(input_ids=document.input_ids[:most], labelled=document.labelled[:most])
 
 
 def encode_for(kind: RowKind, encoder: Encoder) -> Callable[[Sequence[Example]], list[Encoded | RowError]]:
@@ -189,7 +195,12 @@ def _block(
         dataset=np.full(len(documents), dataset, np.int32),
         row=np.array([row.number for row, _, _ in documents], np.int64),
         facts=[example.facts for _, example, _ in documents],
-        columns={n: np.array([x.values.get(n, 0.0) for _, x, _ in documents], np.float64) for n in columns},
+        columns={
+            n: np.array(
+                [e.second if n == SECOND else x.values.get(n, 0.0) for _, x, e in documents], np.float64
+            )
+            for n in columns
+        },
     )
 
 

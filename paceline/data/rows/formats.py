@@ -24,8 +24,9 @@ from paceline.data.rows.values import Cell, Row, RowError, as_text, is_empty
 
 TEXT = "text"
 PAIR_TEXT = "preference_text"
+CLASSIFIED_TEXT = "classified"
 #: The formats without a conversation: no chat template writes them.
-PLAIN_TEXTS = frozenset({TEXT, PAIR_TEXT})
+PLAIN_TEXTS = frozenset({TEXT, PAIR_TEXT, CLASSIFIED_TEXT})
 # format -> (required columns, optional columns)
 COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "messages": (("messages",), ("system",)),
@@ -60,6 +61,7 @@ class Example:
     """A normalised row: ``messages`` (a conversation) or ``text``.
 
     Assistant turns have loss from turn ``learn_from`` on, and ``text`` from character ``begin`` on.
+    ``pair``: the second of two texts, of which ``text`` is the first.
     ``values``: extra numbers by name. ``facts``: JSON about a prompt that the model answers itself, for
     reward functions. ``tools`` (JSON schemas), ``documents`` and ``template_kwargs`` are for the chat
     template.
@@ -67,6 +69,7 @@ class Example:
 
     messages: tuple[Message, ...] = ()
     text: str = ""
+    pair: str = ""
     learn_from: int = 0
     begin: int = 0
     values: Mapping[str, float] = field(default_factory=dict)
@@ -82,7 +85,7 @@ class Example:
         Rows with equal prompts stay in one split.
         """
         if not self.messages:
-            return self.text[: self.begin] or self.text
+            return self.text[: self.begin] or "\n".join(filter(None, (self.text, self.pair)))
         turns: list[str] = []
         for number, message in enumerate(self.messages):
             if message["role"] == "assistant" and number >= self.learn_from:

@@ -21,7 +21,7 @@ from paceline.plan.workload.startup_memory import FIRST, HOST, LoadingSpec
 from paceline.plan.workload.step_spec import WHOLE, Gathering, StepSpec, Storage, StrategyLayout
 
 SHARDED = Storage(weight=4.0, gradient=4.0, optimizer=8.0)  # fp32 shards, gathered in 16 bit
-_LAYER = re.compile(r"\.(layers|h)\.\d+\.")
+_LAYER = re.compile(r"\.(layers|layer|h)\.\d+\.")
 
 
 @dataclass(frozen=True)

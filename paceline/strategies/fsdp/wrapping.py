@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.models.compile_layers import layer_names
 from paceline.models.fused_layers.qkv_rotary import FusedAttention
 from paceline.models.fused_layers.swiglu import FusedSwiGLU
 from paceline.plan.hardware.device_kinds import kind_of
@@ -186,8 +187,7 @@ def layer_classes(trunk: nn.Module) -> tuple[str, ...]:
     """Return the class names of the model's decoder layers: those that it declares unsplittable and
     contains.
     """
-    declared = set(getattr(trunk, "_no_split_modules", None) or ())
-    return tuple(sorted({name for m in trunk.modules() for name in _names(m)} & declared))
+    return tuple(sorted({name for m in trunk.modules() for name in _names(m)} & layer_names(trunk)))
 
 
 def _names(module: nn.Module) -> set[str]:

@@ -33,8 +33,8 @@ from paceline.models.heads.sequence_classification import SCALAR_ROLES, Classes
 from paceline.plan.algorithms.rollout import answers_at_evaluation
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.features.experts import router_options
+from paceline.plan.model.family import family_of, text_part
 from paceline.plan.model.files.folder_check import classes_of_head
-from paceline.plan.model.read_config import text_part
 from paceline.plan.model.shape import config_coefficient
 from paceline.plan.plan import Plan
 from paceline.plan.timeouts import STEP
@@ -346,10 +346,11 @@ class RunBuilder:
         """Return ``config.json`` of the trained model.
 
         Transformers' sequence classification reads the last token that is not padding, so scalar heads get no
-        padding token that also ends answers. The end of an answer would be mistaken for padding.
+        padding token that also ends answers. The end of an answer would be mistaken for padding. An encoder
+        keeps its own, which its positions may begin behind.
         """
         config, pad = self.models.trained(role).saved_config, self.prepared.pad_token_id
-        if role not in SCALAR_ROLES:
+        if role not in SCALAR_ROLES or family_of(config.get("model_type")).encoder:
             return config
         return config | {"pad_token_id": None if pad in self.prepared.stop_token_ids else pad}
 

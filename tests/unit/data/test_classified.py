@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import yaml
 from data_fixtures import make_tokenizer, prepared_from, write_jsonl
+from transformers import AutoTokenizer
 
 from paceline.config.sections.algorithms.supervised import ClassificationOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import DataError
 from paceline.data.packed_source import PackedSource
-from paceline.data.rows.kinds.classified import CLASSIFIED
+from paceline.data.rows.kinds.classified import CLASSIFIED, TEXT_PAIRS
 from paceline.data.rows.values import RowError
 from paceline.plan.algorithms.supervised import CLASSIFICATION
+from paceline.protocols.special_tokens import SECOND
 from paceline.training.preflight.class_counts import class_numbers, empty_classes
 from paceline.training.run.class_labels import RowClasses, read_classes
 
@@ -129,6 +131,8 @@ def test_a_row_without_a_class_is_named(label: Any) -> None:
         ({"label": 1}, {}),
         ({"text": "a", "review": "b", "label": 1}, {}),
         ({"text": "a", "label": 1}, {"text": "x"}),
+        ({"premise": "a", "hypothesis": "b", "sentence1": "c", "sentence2": "d", "label": 1}, {}),
+        ({"text": [{"role": "user", "content": "a"}], "text_pair": "b", "label": 1}, {}),
     ],
 )
 def test_rows_of_another_shape_are_refused(row: dict[str, Any], mapping: dict[str, str]) -> None:
@@ -144,8 +148,6 @@ def test_a_text_is_coded_as_the_tokenizer_alone_codes_it(tmp_path: Path) -> None
     prepared = prepared_from(
         write_jsonl(tmp_path / "rows.jsonl", rows), tokenizer, tmp_path, rows="classified"
     )
-    from transformers import AutoTokenizer
-
     plain: Any = AutoTokenizer.from_pretrained(tokenizer)
     found = [prepared.train.row(i) for i in range(2)]
     assert [ids.tolist() for ids, _ in found] == [plain(row["text"])["input_ids"] for row in rows]
@@ -158,6 +160,48 @@ def test_a_text_is_coded_as_the_tokenizer_alone_codes_it(tmp_path: Path) -> None
         {"messages": turns, "label": 1}, CLASSIFIED.detect([{"messages": turns, "label": 1}], where="f")
     )
     assert told.messages == tuple(turns)
+
+
+def encoder_tokenizer(folder: Path, types: bool) -> Path:
+    """The bytes' tokenizer with BERT's marks around texts, or RoBERTa's, which tell no types."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(make_tokenizer(folder))
+    pair = "<|im_start|> $A <|im_end|> $B:1 <|im_end|>:1"
+    ids = [(mark, tokenizer.convert_tokens_to_ids(mark)) for mark in ("<|im_start|>", "<|im_end|>")]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>",
+        pair=pair if types else pair.replace(":1", ""),
+        special_tokens=ids,
+    )
+    tokenizer.model_input_names = ["input_ids", *["token_type_ids"] * types, "attention_mask"]
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("types", [True, False], ids=["BERT's", "RoBERTa's"])
+@pytest.mark.parametrize("names", TEXT_PAIRS[:4], ids=" ".join)
+def test_two_texts_are_coded_and_cut_as_the_tokenizer_does(
+    names: tuple[str, str], types: bool, tmp_path: Path
+) -> None:
+    folder = encoder_tokenizer(tmp_path / "tokenizer", types)
+    texts = [
+        ("short", "words"),
+        ("a long first text", "b"),
+        ("c", "a long second text"),
+        ("both of", "them long"),
+    ]
+    rows = [dict(zip(names, pair, strict=True)) | {"label": i % 2} for i, pair in enumerate(texts)]
+    prepared = prepared_from(
+        write_jsonl(tmp_path / "rows.jsonl", rows), folder, tmp_path, rows="classified", max_length=14
+    )
+    theirs: Any = AutoTokenizer.from_pretrained(folder)
+    for i, (one, other) in enumerate(texts):
+        wanted = theirs(one, other, truncation="longest_first", max_length=14)
+        assert prepared.train.row(i)[0].tolist() == wanted["input_ids"]
+        begins, length = int(prepared.train.columns[SECOND][i]), len(wanted["input_ids"])
+        found = [int(0 < begins <= place) for place in range(length)]
+        assert found == wanted.get("token_type_ids", [0] * length)
 
 
 @pytest.mark.parametrize("label", [[1.0, 0.0], [1.0, 0.0, 1.0], [1, 0, 1], [0, 0]])

@@ -38,6 +38,7 @@ from transformers.integrations.heterogeneity.configuration_utils import Ambiguou
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.export.hf_export import export_hf
 from paceline.core.errors import PacelineError
+from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
 from paceline.models.attention.sparse_indexer import selectors
 from paceline.models.factory import HFModelFactory
@@ -356,7 +357,7 @@ def exported_otherwise(config: dict[str, Any], module: RoleModule) -> str:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         try:
-            ours = _exported(config, module, place)
+            ours = exported(HFModelFactory(Source(config=config)).saved_config, module, place)
         except PacelineError as error:
             return f"it cannot be exported: {error.diagnostics[0].what} ({error.diagnostics[0].found[:120]})"
         clean = copy_of(module.hf)
@@ -389,11 +390,13 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _exported(config: dict[str, Any], module: RoleModule, place: Path) -> Path:
+def exported(config: JsonObject, module: RoleModule, place: Path) -> Path:
+    """The folder that an export of ``module`` writes, whose ``config.json`` is ``config``."""
     tensors = [("param", n, p.detach()) for n, p in module.plain_named_parameters()]
     tensors += [("buffer", n, b) for n, b in module.plain_named_buffers()]
-    shards = [Shard("policy", name, kind, tuple(t.shape), (0,) * t.ndim, t) for kind, name, t in tensors]
-    files = {"config.json": json.dumps(HFModelFactory(Source(config=config)).saved_config).encode()}
+    role = module.role.value
+    shards = [Shard(role, name, kind, tuple(t.shape), (0,) * t.ndim, t) for kind, name, t in tensors]
+    files = {"config.json": json.dumps(config).encode()}
     saved = Checkpointer(RunDir.at(place / "run"), _OneRank(), None).save(1, shards, {}, files)
     export_hf(saved, place / "ours")
     return place / "ours"
