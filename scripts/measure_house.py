@@ -58,6 +58,8 @@ OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("launch/launchers.py", ""): "a launcher",
     ("plan/planner.py", "role in"): "a role",
     ("plan/layout_search.py", "('parallelism', "): "keys of training",
+    ("models/parallel/tensor_parallel.py", "'embedding'"): "a module",
+    ("plan/model/shape.py", "'embedding'"): "a kind of parameter",
     ("verify/sides.py", "'distributed_strategy': against"): "keys of training",
     ("plan/hardware/probe.py", "'bitsandbytes'"): "packages",
     ("plan/cost/report.py", "'bubble'"): "parts of a step's time",

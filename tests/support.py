@@ -249,6 +249,22 @@ def write_classified(path: Path, rows: int) -> Path:
     return path
 
 
+def write_retrieval(path: Path, rows: int) -> Path:
+    """Queries with a document that says their words in another order, and up to two that do not."""
+    drawn = random.Random(0)
+    texts = [drawn.sample(WORDS, 4) for _ in range(rows)]
+    others = [[" ".join(drawn.sample(WORDS, 3)) for _ in range(drawn.randrange(3))] for _ in range(rows)]
+    path.write_text(
+        json.dumps(
+            [
+                {"query": " ".join(words), "positive": " ".join(reversed(words)), "negatives": negatives}
+                for words, negatives in zip(texts, others, strict=True)
+            ]
+        )
+    )
+    return path
+
+
 def write_pairs(path: Path, rows: int, seed: int = 0) -> Path:
     """Preference pairs with margins."""
     path.write_text(json.dumps(preference_rows(rows, seed)))

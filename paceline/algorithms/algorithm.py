@@ -12,7 +12,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.core.plugins.tables import ALGORITHMS, load_attr
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.protocols.algorithm import RoleModel, WindowMeans
+from paceline.protocols.algorithm import RoleModel, WindowMeans, WindowVectors
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Divergence, Output, Role
 from paceline.protocols.window import Window
@@ -32,6 +32,7 @@ class Algorithm(ABC):
         Role, ...
     ] = ()  # run without gradients before each micro-batch (``attach_outputs``); see ``protocols.algorithm``
     window_means: WindowMeans | None = None  # forwards without gradients before each window (``window_sums``)
+    joint: Output | None = None  # losses compare all documents of a window (``joint_losses``), by this output
     compares: Divergence | None = None  # the divergence from ``Role.TEACHER`` for ``Output.DIVERGENCE``
     train_metrics: tuple[str, ...] = ()  # metrics (``name/term``) that are also computed in training
     counts_documents: bool = False  # the loss is a mean over documents, not over labelled tokens
@@ -64,6 +65,18 @@ class Algorithm(ABC):
     @abstractmethod
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         """Return the loss of each term, an fp32 scalar SUM."""
+
+    def vectors(self, outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """Return the vector of each document [D, E], fp32 with gradient."""
+        raise NotImplementedError
+
+    def joint_losses(self, window: WindowVectors) -> Mapping[str, Tensor]:
+        """Return the loss of each term, an fp32 scalar SUM over this rank's documents of the window."""
+        raise NotImplementedError
+
+    def joint_metrics(self, window: WindowVectors) -> Mapping[str, Tensor]:
+        """Return ``metrics`` of this rank's documents of the window."""
+        return {}
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         """Return sums named ``metric/term``; each is divided by the weight of that term."""

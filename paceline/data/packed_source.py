@@ -60,18 +60,19 @@ class PackedSource:
     def _layout(self, epoch: int) -> Bins:
         if epoch not in self._layouts:
             weights = self.table.weights if self.shuffle else (1.0,)
-            group = self.table.group
             bins = epoch_bins(
                 epoch_documents(self.table.group_dataset, weights, self.seed, epoch),
                 self.table.group_lengths,
-                seq_len=self.seq_len * group,
+                seq_len=self.table.room(self.seq_len),
                 packing=self.packing,
                 seed=self.seed,
                 epoch=epoch,
                 shuffle=self.shuffle,
             )
-            if group > 1:
-                bins = Bins((bins.items[:, None] * group + np.arange(group)).ravel(), bins.offsets * group)
+            if self.table.group != 1:
+                documents, counts = self.table.documents_of(bins.items)
+                ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+                bins = Bins(documents, ends[bins.offsets])
             while len(self._layouts) >= _EPOCHS_KEPT:
                 del self._layouts[next(iter(self._layouts))]
             self._layouts[epoch] = bins
@@ -90,12 +91,12 @@ class PackedSource:
 
     def efficiency(self, epoch: int = 0) -> float:
         """Return tokens divided by the capacity of all rows."""
-        return efficiency(self.layout(epoch), self.table.lengths, self.seq_len * self.table.group)
+        return efficiency(self.layout(epoch), self.table.lengths, self.table.room(self.seq_len))
 
     def document_ids(self, epoch: int, positions: Sequence[int]) -> list[int]:
         """Return the documents of these rows in order; -1 for a filler."""
         bins = self.layout(epoch)
-        filler = [-1] * self.table.group
+        filler = [-1] * (self.table.group or 1)
         rows = (bins.bin(p).tolist() if 0 <= p < len(bins) else filler for p in positions)
         return list(itertools.chain.from_iterable(rows))
 
@@ -110,8 +111,8 @@ class PackedSource:
         documents = [self.table.coded(i) if i >= 0 else filler for i in ids]
         available = len(self.layout(epoch))
         batch = build_batch(documents, ids, sum(0 <= position < available for position in positions))
-        batch = replace(batch, group=self.table.group, extras=self._extras(ids))
-        return batch if self.table.group == 1 else with_prefixes(batch)
+        batch = replace(batch, group=self.table.group or 1, extras=self._extras(ids))
+        return with_prefixes(batch) if self.table.group > 1 else batch
 
     def mismatched(self, epoch: int, positions: Sequence[int], among: range) -> Batch:
         """Return the rows at ``positions``, each prompt with the answer of the document before it in

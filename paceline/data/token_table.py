@@ -109,7 +109,9 @@ class TokenTable:
     source_row  int64 [n]   row number in that data set
     columns     name -> float64 [n]: extra numbers (``RowKind.columns``), e.g. a pair's margin
     weights     a weight for each data set (mixtures)
-    group       consecutive documents that belong together (2: chosen and rejected of a pair)
+    group       consecutive documents that belong together (2: chosen and rejected of a pair); 0: as many as
+                each row of its data set has
+    starts      int64 [g + 1]: where each group begins, and the number of documents
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class TokenTable:
         self.columns: dict[str, NDArray[np.float64]] = {
             name: self._column(_FACTS + 1 + i, np.float64) for i, name in enumerate(names)
         }
+        self.starts = starts_of(self.dataset, self.source_row, group)
 
     def _column(self, number: int, dtype: type) -> NDArray:
         parts = [_as_numpy(b.column(number)) for b in self._batches]
@@ -155,13 +158,22 @@ class TokenTable:
 
     @property
     def group_lengths(self) -> I32:
-        """int32 [n / group]: tokens of each group of documents."""
-        return self.lengths.reshape(-1, self.group).sum(1, dtype=np.int32)
+        """int32 [g]: tokens of each group of documents."""
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths, dtype=np.int64)])
+        return np.diff(ends[self.starts]).astype(np.int32)
 
     @property
     def group_dataset(self) -> I32:
-        """int32 [n / group]: the data set of each group."""
-        return self.dataset[:: self.group]
+        """int32 [g]: the data set of each group."""
+        return self.dataset[self.starts[:-1]]
+
+    def room(self, seq_len: int) -> int:
+        """Return the tokens that a row has room for, where a document has at most ``seq_len``."""
+        return seq_len * self.group if self.group else max(seq_len, *self.group_lengths.tolist())
+
+    def documents_of(self, groups: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (documents of these groups, in their order; how many each of them has)."""
+        return members(self.starts, groups)
 
     @property
     def num_tokens(self) -> int:
@@ -191,6 +203,31 @@ class TokenTable:
     def row(self, document: int) -> tuple[I32, I32]:
         """Return (input_ids, labels) of a document, int32 [length], labels NOT shifted."""
         return decode_labels(self.coded(document))
+
+
+def starts_of(dataset: I32, row: NDArray[np.int64], group: int) -> NDArray[np.int64]:
+    """Return int64 [g + 1]: where each group of documents begins, and their number. ``group``: documents of
+    each; 0: those of one row of a data set.
+    """
+    if group:
+        return np.arange(0, len(row) + 1, group, dtype=np.int64)
+    begins = (np.diff(row) != 0) | (np.diff(dataset) != 0)
+    inner = np.flatnonzero(begins) + 1
+    return (
+        np.concatenate([np.zeros(1, np.int64), inner, np.full(1, len(row))])
+        if len(row)
+        else np.zeros(1, np.int64)
+    )
+
+
+def members(
+    starts: NDArray[np.int64], groups: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (documents of ``groups``, in their order; how many each of them has)."""
+    counts = np.diff(starts)[groups]
+    ends = np.cumsum(counts)
+    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return np.repeat(starts[:-1][groups], counts) + within, counts
 
 
 def _as_numpy(column: pa.Array) -> NDArray:

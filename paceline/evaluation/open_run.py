@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.checkpoint.convert.tensor_names import read_config
-from paceline.checkpoint.export.architecture import check_names, gives_scores, is_known, whole_of
+from paceline.checkpoint.export.architecture import check_names, is_known, whole_of, writes_text
 from paceline.checkpoint.export.hf_folder import config_of, write_side_files
 from paceline.checkpoint.export.main import choose
 from paceline.checkpoint.export.peft_adapter import is_adapter
@@ -73,15 +73,17 @@ def check_writes_text(folder: Path, path: Path) -> None:
                 " data.eval with eval_strategy measures it",
             )
         )
-    if not gives_scores(config):
+    if writes_text(config):
         return
     raise ConfigError(
         codes.GENERATION_NO_MODEL(
-            "this model scores or classifies texts: it writes no answers, and has no losses of tokens",
+            "this model scores or classifies texts, or stands for them by vectors: it writes no answers, and"
+            " has no losses of tokens",
             str(path),
             f"architectures: {config.get('architectures')}",
             "name it under training.rollout.rewards ({name: model, options: {model: FOLDER}}), or load it"
-            " with AutoModelForSequenceClassification; data.eval with eval_strategy measures it",
+            " with AutoModelForSequenceClassification, or sentence-transformers; data.eval with eval_strategy"
+            " measures it",
         )
     )
 
@@ -162,7 +164,7 @@ def prepared_without_copy(checkpoint: Path, to: Path) -> bool:
     """Write the folder ``to``, without weights; return False, with nothing written, where that cannot be."""
     with CheckpointReader(checkpoint) as reader:
         config = config_of(reader, "float32")
-        fits = _ROLE in reader.roles() and is_known(config) and not gives_scores(config)
+        fits = _ROLE in reader.roles() and is_known(config) and writes_text(config)
         if not fits or is_adapter(reader) or "auto_map" in config or whole_of(config) is not None:
             return False
         if carried_entries(reader):

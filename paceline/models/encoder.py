@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
 
+POOLER = "pooler"  # of a trunk: it knows one document a row, and is never run
+
+
 @dataclass(frozen=True)
 class EncoderInputs:
     """``first``: the position of a document's first token; ``token_types``: whether the trunk reads them."""
@@ -36,7 +39,9 @@ class EncoderInputs:
         if not family.encoder:
             return None
         first = (hf.config.pad_token_id or 0) + 1 if family.padding_first else 0
-        return EncoderInputs(first, family.token_types)
+        # RoBERTa's classes take types, and its models know one
+        several = int(getattr(hf.config, "type_vocab_size", 0)) > 1
+        return EncoderInputs(first, family.token_types and several)
 
     def arguments(self, batch: Batch, positions: Tensor, rows: PaddedRows | None = None) -> dict[str, Tensor]:
         """Return the trunk's arguments for ``positions``, int64 [1, T], or [D, L] of padded ``rows``."""
@@ -58,5 +63,5 @@ def token_types(batch: Batch) -> Tensor:
 
 def without_pooler(trunk: nn.Module) -> AbstractContextManager[None]:
     """Inside the context ``trunk`` does not pool: its own pooler knows one document a row."""
-    pools = isinstance(getattr(trunk, "pooler", None), nn.Module)
-    return replaced(trunk, pooler=None) if pools else nullcontext()
+    pools = isinstance(getattr(trunk, POOLER, None), nn.Module)
+    return replaced(trunk, **{POOLER: None}) if pools else nullcontext()

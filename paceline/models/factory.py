@@ -19,11 +19,12 @@ from paceline.models.attention.packed_attention import choose_attention, registe
 from paceline.models.attention.rope_per_document import rope_by_document
 from paceline.models.attention.sparse_indexer import freeze_selectors, use_compressors
 from paceline.models.compute_dtype import head_of, low_alone
+from paceline.models.encoder import POOLER
 from paceline.models.expert_routing import freeze_routers
 from paceline.models.fused_layers.qkv_rotary import fuse_attention
 from paceline.models.fused_layers.rms_norm import fuse_norms
 from paceline.models.fused_layers.swiglu import fuse_mlps
-from paceline.models.heads.sequence_classification import SCALAR_ROLES, Classes, head_layers
+from paceline.models.heads.sequence_classification import SCALAR_ROLES, TRUNK_ROLES, Classes, head_layers
 from paceline.models.loading.folder_tensors import FolderTensors
 from paceline.models.loading.materialize import allocate, name_trunk
 from paceline.models.loading.model_source import ModelSource
@@ -208,6 +209,8 @@ class HFModelFactory:
             freeze_routers(hf)
         if self.freezing and not self.frozen:
             self._freeze(hf)
+        if self.role in TRUNK_ROLES and isinstance(pooler := getattr(hf, POOLER, None), nn.Module):
+            pooler.requires_grad_(False)
         selectors = freeze_selectors(hf)
         use_compressors(hf)
         if self.master_dtype == torch.float64:

@@ -22,7 +22,7 @@ from paceline.models.expert_routing import RouterLoad, RouterSums
 from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES
 from paceline.models.heads.distillation_divergence import Comparison, TeacherHead
 from paceline.models.heads.lm_head import Head, Vocabulary
-from paceline.models.heads.sequence_classification import SCALAR_ROLES, scalar_head
+from paceline.models.heads.sequence_classification import SCALAR_ROLES, TRUNK_ROLES, NoHead, scalar_head
 from paceline.models.lora.lora import Adapter, switched_off
 from paceline.models.module_tensors import persistent_buffers
 from paceline.models.recurrent_layers import has_state, how_kept_apart
@@ -85,6 +85,8 @@ class RoleModule(RootModule):
         self.head = (
             scalar_head(hf)
             if role in SCALAR_ROLES
+            else NoHead()
+            if role in TRUNK_ROLES
             else Head(hf, chunk_bytes, temperature, self.slot.row_kernels)
         )
         self._lent: TeacherHead | None = None

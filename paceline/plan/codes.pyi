@@ -38,6 +38,16 @@ class _ALGORITHM_SPEC_TORCH(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _EMBEDDING_DEVICES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _DISTILLATION_LMBDA_OFF(CodeName):
     def __call__(
         self,
@@ -1002,6 +1012,8 @@ ALGORITHM_NO_TEACHER: _ALGORITHM_NO_TEACHER
 ALGORITHM_VOCABULARY: Code
 ALGORITHM_SPEC_TORCH: _ALGORITHM_SPEC_TORCH
 CLASSIFICATION_LABELS: Code
+EMBEDDING_LOSS_TYPE: Code
+EMBEDDING_DEVICES: _EMBEDDING_DEVICES
 DISTILLATION_LMBDA_OFF: _DISTILLATION_LMBDA_OFF
 PLAN_STEP_TIMEOUT: _PLAN_STEP_TIMEOUT
 PLAN_PACKAGE: Code

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from paceline.protocols.batch import Batch
@@ -26,6 +27,30 @@ class WindowMeans:
     rows: str = ""
 
 
+@dataclass(frozen=True)
+class WindowVectors:
+    """The vectors of documents that a loss compares.
+
+    vectors  [N, E] of all documents of all ranks and micro-batches of a window, rank by rank
+    columns  name -> [N]: the numbers of ``Batch.extras``
+    real     bool [N]: False for fillers
+    own      bool [N]: this rank's, whose losses it counts
+    """
+
+    vectors: Tensor
+    columns: Mapping[str, Tensor]
+    real: Tensor
+    own: Tensor
+
+    @staticmethod
+    def alone(vectors: Tensor, batch: Batch) -> WindowVectors:
+        """Return the vectors [D, E] of a micro-batch, as if it were the window."""
+        device = vectors.device
+        columns = {name: values.to(device) for name, values in batch.extras.items() if values.dim() == 1}
+        real = (batch.document_ids >= 0).to(device)
+        return WindowVectors(vectors, columns, real, torch.ones_like(real))
+
+
 class RoleModel(Protocol):
     """The model of a role, trained or frozen, as an algorithm sees it."""
 
@@ -41,6 +66,9 @@ class Objective(Protocol):
     # run before each micro-batch, without gradients; a role without a model: the policy, adapter disabled
     reference_roles: tuple[Role, ...]
     window_means: WindowMeans | None  # run before each window; the means are in ``Batch.extras``
+    joint: (
+        Output | None
+    )  # what the vectors of ``joint_losses`` are made of; None: losses are a micro-batch's own
     train_metrics: tuple[str, ...]  # metrics also computed in training; their means are in StepResult.extras
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
@@ -63,6 +91,17 @@ class Objective(Protocol):
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         """Return an fp32 scalar SUM per loss term, with gradient."""
+
+    def vectors(self, outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """Return the vector of each document [D, E], fp32 with gradient."""
+
+    def joint_losses(self, window: WindowVectors) -> Mapping[str, Tensor]:
+        """Return an fp32 scalar SUM per loss term over this rank's documents, compared with all of a
+        window.
+        """
+
+    def joint_metrics(self, window: WindowVectors) -> Mapping[str, Tensor]:
+        """Return ``metrics`` of this rank's documents among all of a window, or of an evaluation set."""
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         """Return sums by name ``metric/term`` (``correct/nll``), in evaluation and, for those in

@@ -15,6 +15,7 @@ class Role(str, Enum):
     VALUE = "value"
     TEACHER = "teacher"
     CLASSIFIER = "classifier"
+    EMBEDDING = "embedding"
 
 
 class Output(str, Enum):
@@ -32,7 +33,8 @@ class Output(str, Enum):
     VALUES     ``values``: fp32 [L], a scalar head's output at the labelled positions, in order: the expected
                return before each of those tokens.
     HIDDEN     ``hidden``: [1, T, H], the trunk's last hidden states at all positions, in its dtype: of a
-               teacher, for ``DIVERGENCE`` of the student.
+               teacher, for ``DIVERGENCE`` of the student; of an embedding model, whose documents they stand
+               for.
     DIVERGENCE ``divergence``: fp32 scalar, SUM over labelled positions of the divergence from the teacher's
                next-token distribution; its hidden states are the field ``teacher`` of ``Batch.tokens`` (see
                ``protocols.roles``).

@@ -59,6 +59,14 @@ def whole_answers(c: Context) -> Iterator[Diagnostic]:
         )
 
 
+def prompts(c: Context) -> Iterator[Diagnostic]:
+    """data.retrieval_prompt"""
+    data = c.config.data
+    given = {"data.query_prompt": data.query_prompt, "data.document_prompt": data.document_prompt}
+    for key in (key for key, text in given.items() if text and not c.algorithm.loaded_by):
+        yield c.at(codes.DATA_RETRIEVAL_PROMPT(name=c.algorithm.name), key, "training.algorithm")
+
+
 def sections(c: Context) -> Iterator[Diagnostic]:
     """train.algorithm_section"""
     own = c.algorithm
@@ -76,4 +84,4 @@ def sections(c: Context) -> Iterator[Diagnostic]:
             )
 
 
-ALGORITHM_RULES: tuple[Rule, ...] = (options, of_the_spec, whole_heads, whole_answers, sections)
+ALGORITHM_RULES: tuple[Rule, ...] = (options, of_the_spec, whole_heads, whole_answers, prompts, sections)

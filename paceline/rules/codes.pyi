@@ -1048,6 +1048,17 @@ class _DATA_ONE_WEIGHT(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _DATA_RETRIEVAL_PROMPT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PEFT_BITS(CodeName):
     def __call__(
         self,
@@ -1267,6 +1278,7 @@ DATA_PACKING_EVAL: _DATA_PACKING_EVAL
 DATA_VALIDATION_SPLIT: _DATA_VALIDATION_SPLIT
 DATA_TWO_EVALS: Code
 DATA_ONE_WEIGHT: _DATA_ONE_WEIGHT
+DATA_RETRIEVAL_PROMPT: _DATA_RETRIEVAL_PROMPT
 PEFT_BITS: _PEFT_BITS
 PEFT_PATTERN: _PEFT_PATTERN
 PEFT_QUANT_BIAS: _PEFT_QUANT_BIAS

@@ -23,7 +23,14 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 from cells import PARTS, STEPS, Cell, every  # noqa: E402
 from check import Checker, Result  # noqa: E402
-from support import write_classified, write_labelled, write_pairs, write_rows, write_tokenizer  # noqa: E402
+from support import (  # noqa: E402
+    write_classified,
+    write_labelled,
+    write_pairs,
+    write_retrieval,
+    write_rows,
+    write_tokenizer,
+)
 from table import SUPPORT_JSON, SUPPORT_MD, commit, load, markdown, versions  # noqa: E402
 
 
@@ -39,7 +46,7 @@ def main() -> int:
     parser.add_argument(
         "--rollouts", action="store_true", help="what learns from the model's own answers alone"
     )
-    parser.add_argument("--taught", action="store_true", help="distillation and classification alone")
+    parser.add_argument("--taught", action="store_true", help="what labels and documents teach alone")
     parser.add_argument("--mixtures", action="store_true", help="a mixture of experts alone")
     parser.add_argument("--blooms", action="store_true", help="BLOOM in its own layout alone")
     parser.add_argument("--layers", action="store_true", help="torch.compile and what recomputation keeps")
@@ -59,6 +66,7 @@ def main() -> int:
         data = {"documents": rows, "prompts": rows, "pairs": write_pairs(folder / "pairs.json", 200)}
         data["classified"] = write_classified(folder / "classified.json", 200)
         data["labelled"] = write_labelled(folder / "labelled.json", 200)
+        data["retrieval"] = data["ranked"] = write_retrieval(folder / "retrieval.json", 200)
         checker = Checker(folder, tokenizer, data)
         failed = 0
         for cell in chosen:

@@ -361,14 +361,17 @@ ALGORITHMS[_ANSWERED] = {
 
 
 ALGORITHMS["classification"] = {"classification": {"labels": ["bad", "fair", "good"]}}
+# cosines are rounded to 1e-7: divided by 0.05 they would move a loss by the tolerance
+ALGORITHMS["embedding"] = {"embedding": {"symmetric": True, "temperature": 0.2}}
+ALGORITHMS["reranker"] = {"reranker": {"loss_type": "listwise"}}
 
 
 def taught() -> list[Cell]:
-    """What is learnt from a teacher, or from labels: in fp32, and native strategies in fp64 too."""
+    """What is learnt from a teacher, labels or documents: in fp32, and native strategies in fp64 too."""
     named = {v.name: v for v in VARIANTS}
     cells = [
         Cell(named[name], finetuning, precision, algorithm)
-        for algorithm in ("distillation", "classification")
+        for algorithm in ("distillation", "classification", "embedding", "reranker")
         for name in _DATA_PARALLEL
         for finetuning in ("full", "LoRA")
         for precision in ("fp32", "fp64")

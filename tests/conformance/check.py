@@ -182,15 +182,15 @@ class Checker:
         return gap
 
     def logits(self, run: RunDir, cell: Cell) -> torch.Tensor:
-        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+        from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
         from paceline.checkpoint.export.main import main as export
 
-        auto: Any = (
-            AutoModelForSequenceClassification
-            if ALGORITHMS.spec(cell.learns).scalar_head
-            else AutoModelForCausalLM
+        outputs = set(ALGORITHMS.spec(cell.learns).outputs)
+        scores = (
+            AutoModelForSequenceClassification if {"scores", "classes"} & outputs else AutoModelForCausalLM
         )
+        auto: Any = AutoModel if "hidden" in outputs else scores
         folder = Path(f"{run.root}-hf")
         if not folder.is_dir():
             merge = [] if cell.finetuning == "full" else ["--merge"]
@@ -201,7 +201,8 @@ class Checker:
                 raise Failure(f"export ended with {code}: {said.getvalue()[-1000:]}")
         model = auto.from_pretrained(folder, dtype=torch.float32).eval()
         with torch.no_grad():
-            return model(torch.arange(40)[None] + 5).logits
+            given = model(torch.arange(40)[None] + 5)
+            return given.last_hidden_state if "hidden" in outputs else given.logits
 
 
 def documented_strategy() -> str:

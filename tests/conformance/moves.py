@@ -73,7 +73,7 @@ _LEARN = ("single", "ZeRO-3", "fsdp full_shard", "single")
 # every model and state that an algorithm has: a value model and adaptive KL (ppo), half a rollout
 _ALGORITHMS = (
     *("reward", "dpo", "kto", "orpo", "simpo", "cpo", "grpo", "ppo", "rloo", "reinforce_plus_plus"),
-    *("distillation", "classification"),
+    *("distillation", "classification", "embedding"),
 )
 
 

@@ -34,10 +34,29 @@ def is_known(config: Mapping[str, Json]) -> bool:
 
 
 def auto_of(config: Mapping[str, Json]) -> type[_BaseAutoModelClass]:
-    """Return the Auto class that loads this config; a reward model's names sequence classification."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    """Return the Auto class that loads this config: a reward model's names sequence classification, an
+    embedding model's a trunk.
+    """
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    if is_trunk(config):
+        return AutoModel
     return AutoModelForSequenceClassification if gives_scores(config) else AutoModelForCausalLM
+
+
+def is_trunk(config: Mapping[str, Json]) -> bool:
+    """Whether a config names a class without a head."""
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    trunks = MODEL_MAPPING_NAMES.get(str(config.get("model_type")), ())
+    named = (trunks,) if isinstance(trunks, str) else trunks
+    classes = config.get("architectures")
+    return isinstance(classes, list) and any(name in named for name in classes)
+
+
+def writes_text(config: Mapping[str, Json]) -> bool:
+    """Whether a config's class has a language model's head."""
+    return not gives_scores(config) and not is_trunk(config)
 
 
 def gives_scores(config: Mapping[str, Json]) -> bool:

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.export.architecture import check_names, gives_scores, is_known, whole_of
+from paceline.checkpoint.export.architecture import (
+    check_names,
+    gives_scores,
+    is_known,
+    whole_of,
+    writes_text,
+)
 from paceline.checkpoint.export.exporters import Exporters, run_exporters
 from paceline.checkpoint.export.gguf.writer import check_gguf, write_gguf
 from paceline.checkpoint.export.hf_folder import (
@@ -41,6 +47,7 @@ from paceline.checkpoint.export.peft_adapter import (
     write_adapter_files,
 )
 from paceline.checkpoint.export.reload_check import ExportedTensors, check_load
+from paceline.checkpoint.export.sentence_transformers import write_retrieval_files
 from paceline.checkpoint.export.untrained_tensors import FolderReads, carried_entries, carried_files
 from paceline.checkpoint.format.durable_files import named_errors, need_space, write_fresh
 from paceline.checkpoint.format.safetensors_file import TensorEntry, write_tensors
@@ -285,6 +292,7 @@ def export_hf(
         need_space(to.parent, sum(entry.num_bytes for entry in (*entries, *content.carried)))
         with staged(to, overwrite) as stage:
             content.fill(stage, max_shard_bytes, checkpoint if checked else None)
+            write_retrieval_files(stage, reader)
             sizes = _run_exporters(exporters, stage, dtype)
         count, size = sum(prod(entry.shape) for entry in entries), sum(sizes.values())
         about, names = _about_adapter(reader.state, kind), tuple(sorted(sizes))
@@ -345,7 +353,7 @@ def _of_model(
     entries = _entries(reader, role, DTYPES[dtype])
     if role == Role.VALUE.value and not gives_scores(config):
         config = scoring(config, reader)
-    if not gives_scores(config):
+    if writes_text(config):
         carried = carried_entries(reader)
     if is_adapter(reader):
         entries = merged_entries(reader, role, config, entries, DTYPES[dtype], files)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.export.architecture import SCORES, gives_scores, text_model_of
+from paceline.checkpoint.export.architecture import SCORES, gives_scores, text_model_of, writes_text
 from paceline.checkpoint.format.durable_files import sync_folder, write_fresh
 from paceline.checkpoint.format.foreign_folders import ADAPTER_CONFIG
 from paceline.checkpoint.format.manifest import folders_of
@@ -184,7 +184,8 @@ def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str,
     writes none, so it has no generation config.
     """
     scores, names = gives_scores(config), reader.side_files()
-    left_out = {"config.json", ADAPTER_CONFIG} | ({GENERATION} if scores else set())
+    texts = writes_text(config)
+    left_out = {"config.json", ADAPTER_CONFIG} | (set() if texts else {GENERATION})
     replace_json(stage / "config.json", config)
     write_kept(stage, {name: reader.side_file(name) for name in names if name not in left_out})
     if scores and GENERATION in names and not remote:
@@ -192,7 +193,7 @@ def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str,
         held = listed(config.get("pad_token_id"))
         if not held or held[0] in ends:
             replace_json(stage / "config.json", {**config, "pad_token_id": pad_apart(stage, ends)})
-    elif GENERATION not in names and not remote and not scores:
+    elif GENERATION not in names and not remote and texts:
         from transformers import GenerationConfig
 
         GenerationConfig.from_model_config(text_model_of(config).config).save_pretrained(str(stage))

@@ -25,6 +25,7 @@ from paceline.core.package import PACKAGE_VERSION
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes, human_count
 from paceline.launch.environment.guide_variables import current
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.runlog.history import History, load_history
 from paceline.runlog.redact import Redactor, printable
@@ -66,7 +67,7 @@ def model_card(checkpoint: Path, report: ExportReport, repo: str, hub: HubNames)
         _table(("", ""), _facts(config, report, history, plan)),
         *_losses(history, report.step),
         "## Use",
-        _use(report, repo),
+        _use(config, report, repo),
         "## Configuration",
         "What differs from Paceline's defaults; paths on the training machine by their last part.",
         "```text\n" + "\n".join(_settings(config)) + "\n```",
@@ -149,7 +150,7 @@ def _losses(history: History, last: int) -> Iterable[str]:
         yield _table(("metric", "value"), [(name, f"{value:.6g}") for name, value in evals[step].items()])
 
 
-def _use(report: ExportReport, repo: str) -> str:
+def _use(config: Config, report: ExportReport, repo: str) -> str:
     """Return a snippet that loads the repository with the class that its own files name."""
     if report.kind == "adapter":
         settings = parse_object(read_bytes(report.path / ADAPTER_CONFIG), repo, max_bytes=MAX_CONFIG_BYTES)
@@ -159,6 +160,10 @@ def _use(report: ExportReport, repo: str) -> str:
         settings = parse_object(read_bytes(report.path / _CONFIG), repo, max_bytes=MAX_CONFIG_BYTES)
         scores, package, prefix = gives_scores(settings), "transformers", "AutoModelFor"
     name = prefix + ("SequenceClassification" if scores else "CausalLM")
+    if loaded_by := algorithm_spec(config.training.algorithm).loaded_by:
+        package, name = "sentence_transformers", loaded_by
+        lines = (f"from {package} import {name}", "", f'model = {name}("{repo}")')
+        return "```python\n" + "\n".join(lines) + "\n```"
     lines = (f"from {package} import {name}", "", f'model = {name}.from_pretrained("{repo}")')
     return "```python\n" + "\n".join(lines) + "\n```"
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.export.architecture import auto_of, gives_scores, listed_wrong, whole_of
+from paceline.checkpoint.export.architecture import auto_of, listed_wrong, whole_of, writes_text
 from paceline.checkpoint.export.hf_folder import without_progress
 from paceline.checkpoint.export.untrained_tensors import FolderReads, TensorBytes, places_of
 from paceline.checkpoint.format.safetensors_file import TensorEntry
@@ -138,7 +138,7 @@ def _slices(stage: Path, exported: ExportedTensors, composite: WholeModel | None
         str(stage),
         None,
         fresh=frozenset(),
-        leaves_out=gives_scores(config),
+        leaves_out=not writes_text(config),
         whole=composite,
     )
     if tensors is None:

@@ -135,6 +135,13 @@ class DataSection(Section):
             " all; auto: the assistant's, and all of plain text."
         ),
     )
+    query_prompt: Text = Field(
+        default="",
+        description="Put before every query of embedding models and rerankers: an instruction.",
+    )
+    document_prompt: Text = Field(
+        default="", description="Put before every document of embedding models and rerankers."
+    )
     converter: Converter = Field(
         default=None,
         description=(

@@ -192,6 +192,8 @@ ROW_KINDS = {
     "pairs": "paceline.data.rows.kinds.preference_pairs:PAIRS",
     "labelled": "paceline.data.rows.kinds.labelled_answers:LABELLED",
     "classified": "paceline.data.rows.kinds.classified:CLASSIFIED",
+    "retrieval": "paceline.data.rows.kinds.retrieval:RETRIEVAL",
+    "ranked": "paceline.data.rows.kinds.retrieval:RANKED",
     "prompts": "paceline.data.rows.kinds.prompts:PROMPTS",
 }
 _PAIRS, _ON_POLICY, _SECTIONS = (
@@ -223,6 +225,16 @@ ALGORITHMS = Table(
             "paceline.plan.algorithms.supervised:CLASSIFICATION",
             "paceline.algorithms.supervised.classification:Classification",
             f"{_SECTIONS}.algorithms.supervised:ClassificationOptions",
+        ),
+        "embedding": Row(
+            "paceline.plan.algorithms.retrieval:EMBEDDING",
+            "paceline.algorithms.supervised.embedding:Embedding",
+            f"{_SECTIONS}.algorithms.retrieval:EmbeddingOptions",
+        ),
+        "reranker": Row(
+            "paceline.plan.algorithms.retrieval:RERANKER",
+            "paceline.algorithms.supervised.reranker:Reranker",
+            f"{_SECTIONS}.algorithms.retrieval:RerankerOptions",
         ),
         "distillation": Row(
             "paceline.plan.algorithms.supervised:DISTILLATION",

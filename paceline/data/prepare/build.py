@@ -35,7 +35,7 @@ from paceline.data.rows.row_errors import (
     refuses,
 )
 from paceline.data.sources.readers import total_bytes
-from paceline.data.token_table import TableWriter, TokenTable
+from paceline.data.token_table import TableWriter, TokenTable, starts_of
 from paceline.data.tokenizer.load import open_tokenizer, pad_token_id, vocab_size
 
 if TYPE_CHECKING:
@@ -144,10 +144,11 @@ def _count(tally: _Tally, result: ChunkResult, data: DataSection, group: int) ->
     """Add a chunk to the counts; return the index of its data set."""
     counts, block = tally.counts, result.block
     counts.rows_read += result.read
-    counts.rows_used += len(block) // group
+    used = len(starts_of(block.dataset, block.row, group)) - 1
+    counts.rows_used += used
     counts.tokens += int(block.lengths.sum())
     counts.labels += int(block.num_labels.sum())
-    tally.documents[result.dataset] += len(block) // group
+    tally.documents[result.dataset] += used
     if len(block):
         tally.longest = max(tally.longest, int(block.lengths.max()))
         tally.max_token_id = max(tally.max_token_id, int(np.maximum(block.coded, ~block.coded).max()))
@@ -190,9 +191,8 @@ def _write_indices(
     kind: RowKind,
 ) -> list[Diagnostic]:
     """Write the row indices for training and for evaluation. Raises DataError if one of them is empty."""
-    group = kind.group
-    table = TokenTable(stage / TOKENS, group=group)
-    keys = table.keys[::group]
+    table = TokenTable(stage / TOKENS, group=kind.group)
+    keys = table.keys[table.starts[:-1]]
     train = np.flatnonzero(table.group_dataset < num_train_sets)
     held = np.flatnonzero(table.group_dataset >= num_train_sets)
     notes: list[Diagnostic] = []
@@ -212,18 +212,13 @@ def _write_indices(
         notes.append(
             codes.DATA_EVAL_OVERLAP("data.eval", count=count, eval_keys=len(held), evidence=evidence)
         )
-    train, held = _documents(train, group), _documents(held, group)
+    (train, _), (held, _) = table.documents_of(train), table.documents_of(held)
     notes += kind.unlearnable({name: values[train] for name, values in table.columns.items()}, "data.train")
     tally.counts.train_documents, tally.counts.eval_documents = len(train), len(held)
     save_index(stage / TRAIN, train)
     if len(held):
         save_index(stage / EVAL, held)
     return notes
-
-
-def _documents(rows: NDArray[np.int64], group: int) -> NDArray[np.int64]:
-    """Return int64 [n · group]: the documents of these rows."""
-    return (rows[:, None] * group + np.arange(group)).ravel()
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def summary(
     if packing:
         table = prepared.train
         rows = epoch_documents(table.group_dataset, table.weights, seed, 0)
-        lengths, room = table.group_lengths[rows], seq_len * table.group
+        lengths, room = table.group_lengths[rows], table.room(seq_len)
         bins = best_fit_decreasing(lengths, room)
         full = efficiency(bins, lengths, room)
         lines.append(f"packing   {len(bins):,} rows of at most {room:,} tokens, {full:.1%} full")

@@ -179,6 +179,7 @@ def key_of(
     cache_dir: Path,
 ) -> str:
     """Return the fingerprint of the prepared data."""
+    prompts = [setup.reading.query_prompt, setup.reading.document_prompt]
     return fingerprint(
         {
             "code": code_version(),
@@ -192,6 +193,7 @@ def key_of(
                 data.on_bad_row,
                 data.on_too_long,
                 data.strict,
+                *(prompts if any(prompts) else ()),  # keys of sets without them are older
             ],
             "split": [data.validation_split, seed] if data.validation_split else None,
         }

@@ -100,6 +100,7 @@ class Reading:
     """How rows are read: ``train_on``, ``strict`` and ``converter`` as in the config, ``kind`` of row.
 
     ``answers_only``: the config itself asks for loss on the answers alone, so that rows must have answers.
+    ``query_prompt``, ``document_prompt``: what is put before queries and documents.
     """
 
     train_on: str = "assistant"
@@ -107,12 +108,15 @@ class Reading:
     strict: bool = False
     converter: str | None = None
     answers_only: bool = False
+    query_prompt: str = ""
+    document_prompt: str = ""
 
     @classmethod
     def of(cls, data: DataSection, kind: RowKind) -> Reading:
         """Return how rows of this kind are read under a config's ``data``."""
         train_on = "all" if data.train_on == "all" else "assistant"
-        return cls(train_on, kind, data.strict, data.converter, answers_only=data.train_on == "assistant")
+        prompts = data.query_prompt, data.document_prompt
+        return cls(train_on, kind, data.strict, data.converter, data.train_on == "assistant", *prompts)
 
     def refuses(self, shape: Shape) -> bool:
         """Whether rows of this shape have no answer, though the loss is asked for on answers alone."""
@@ -129,6 +133,7 @@ class RowReader:
     def __init__(self, shape: Shape, reading: Reading) -> None:
         self.unread: dict[str, Tally] = {}
         self._shape, self._kind, self._strict = shape, reading.kind, reading.strict
+        self._prompts = reading.query_prompt, reading.document_prompt
         columns = (name for group in COLUMNS.get(shape.format, (tuple(shape.columns),)) for name in group)
         # The columns of the file that rows are read from, in the same order in all processes
         self._used = sorted({shape.columns[name] for name in columns if name in shape.columns})
@@ -146,7 +151,8 @@ class RowReader:
             (reason, detail), *also = lost.items()
             return Problem(reason, where, detail, tuple(also))
         try:
-            return tuple(with_beside(example, row) for example in self._kind.normalise(row, self._shape))
+            examples = self._kind.prompted(self._kind.normalise(row, self._shape), *self._prompts)
+            return tuple(with_beside(example, row) for example in examples)
         except RowError as error:
             return Problem(error.reason, where, error.detail)
 

@@ -142,6 +142,16 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
         "the label of an answer is neither true nor false",
         "write true or false",
     ),
+    "several_documents": (
+        codes.DATA_BAD_MESSAGES,
+        "a query has several documents that answer it, where in-batch negatives know one",
+        f"{ROW_FOR_EACH} (a data.converter does it)",
+    ),
+    "bad_grade": (
+        codes.DATA_BAD_GRADE,
+        "the grade of a document is not a number, or there are more or fewer grades than documents",
+        "write a finite number for each document, or remove the column",
+    ),
     "no_class": (
         codes.DATA_NO_CLASS,
         "a row has no label, or one that is neither a name nor a whole number",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.checkpoint.export.architecture import gives_scores
+from paceline.checkpoint.export.architecture import writes_text
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import ConfigError
 from paceline.evaluation import codes
@@ -51,10 +51,10 @@ def check_shareable(folder: Path, strategy: str, world_size: int) -> None:
         raise ConfigError(codes.EVALUATION_JOB(message, "--strategy", str(folder), remedy))
     try:
         factory = _factory(folder, torch.float32)
-        if gives_scores(factory.hf_config):
+        if not writes_text(factory.hf_config):
             raise ConfigError(
                 codes.EVALUATION_JOB(
-                    "this model gives scores, not text: it cannot be shared",
+                    "this model gives scores or vectors, not text: it cannot be shared",
                     "--strategy",
                     str(folder),
                     "name a model with a language-model head",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
 SCALAR_ROLES = frozenset({Role.REWARD, Role.VALUE, Role.CLASSIFIER})
+TRUNK_ROLES = frozenset({Role.EMBEDDING})  # whose models have no head
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,10 @@ class AutoClass(Protocol):
 
 def auto_class(role: Role) -> AutoClass:
     """Return the Hugging Face auto class that builds the model of ``role``."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    kind = AutoModelForSequenceClassification if role in SCALAR_ROLES else AutoModelForCausalLM
+    headed = AutoModelForSequenceClassification if role in SCALAR_ROLES else AutoModelForCausalLM
+    kind = AutoModel if role in TRUNK_ROLES else headed
     return cast(AutoClass, kind)  # whose methods have no types of their own
 
 
@@ -167,6 +169,17 @@ class PooledHead:
 def scalar_head(hf: HFModel) -> ScalarHead | PooledHead:
     """Return the head of a classification class: a decoder's at the last token, or an encoder's."""
     return PooledHead(hf) if family_of(hf.config.model_type).encoder else ScalarHead(hf)
+
+
+class NoHead:
+    """In a head's place: nothing but hidden states is asked of the model."""
+
+    fused = True
+    reason = "none: hidden states stand for documents"
+    vocabulary: Vocabulary | None = None
+
+    def __call__(self, hidden: Tensor, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
+        raise NotImplementedError(f"a model without a head has no {', '.join(required)}")
 
 
 class ScalarHead:

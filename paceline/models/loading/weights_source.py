@@ -16,8 +16,10 @@ from torch import nn
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.models import codes
+from paceline.models.encoder import POOLER
 from paceline.models.heads.sequence_classification import (
     SCALAR_ROLES,
+    TRUNK_ROLES,
     AutoClass,
     Classes,
     auto_class,
@@ -134,10 +136,15 @@ class WeightsSource:
 
     @cached_property
     def _of_head(self) -> frozenset[str]:
-        """Parameters of the head that takes the language model's place; none for other roles."""
+        """Parameters of the head that takes the language model's place; of a trunk without a head its pooler,
+        which is not trained.
+        """
+        family = family_of(self.own_config.model_type)
+        if self.role in TRUNK_ROLES and family.encoder and self.known_class:
+            names = (name for name, _ in self._skeleton().named_parameters())
+            return frozenset(name for name in names if name.startswith(f"{POOLER}."))
         if self.role not in SCALAR_ROLES:
             return frozenset()
-        family = family_of(self.own_config.model_type)
         if not family.encoder or not self.known_class:
             return frozenset(f"{name}.weight" for name in family.head)
         names = (name for name, _ in self._skeleton().named_parameters())
@@ -156,7 +163,7 @@ class WeightsSource:
             if self.rows != self.old_rows:
                 inner = saved.get("text_config")
                 (inner if isinstance(inner, dict) else saved)["vocab_size"] = self.rows
-        if self.known_class and (self._whole is None or scores):
+        if self.known_class and (self._whole is None or scores or self.role in TRUNK_ROLES):
             saved["architectures"] = [self.kind.__name__]
         if scores:
             alone: JsonObject = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
@@ -273,7 +280,7 @@ class WeightsSource:
                 self.model.name_or_path,
                 self.model.revision,
                 fresh=self.fresh,
-                leaves_out=self.role in SCALAR_ROLES,
+                leaves_out=self.role in SCALAR_ROLES or self.role in TRUNK_ROLES,
                 whole=self._whole,
                 quantised=self._quantised,
             )

@@ -23,6 +23,7 @@ from paceline.plan.user_code import guarded
 
 Training = TrainingSection
 Adapter = AdapterSpec | None
+COUNTED = 3  # a query, its document, and one that does not answer it
 NO_MODELS: tuple[str, dict[str, OtherModel], tuple[Decision, ...]] = ("", {}, ())
 
 
@@ -50,8 +51,10 @@ class AlgorithmSpec:
     this option is on); ``num_generations``: default number of answers per prompt. ``kl``, ``passes``: options
     with the KL coefficient and the number of epochs per rollout. ``own_answers``: option with the fraction of
     rows whose answers the model generates itself; ``max_completion_length`` and ``sampling_temperature`` are
-    options next to it. ``beside``: options that the run uses, not the class. ``lends_head``: frozen roles
-    whose head every rank keeps whole; ``same_tokens``: roles that need the policy's tokenizer.
+    options next to it. ``loaded_by``: class of sentence-transformers that loads an export; ``scores_pairs``:
+    it reads a query and a document together. ``beside``: options that the run uses, not the class.
+    ``lends_head``: frozen roles whose head every rank keeps whole; ``same_tokens``: roles that need the
+    policy's tokenizer.
     For a user-defined spec (``module:SPEC``): ``implementation``: its class, as ``module:Class``;
     ``options``: options with defaults, which set their types; they are given in
     ``training.algorithm_options``.
@@ -75,6 +78,8 @@ class AlgorithmSpec:
     kl: str = ""
     passes: str = ""
     own_answers: str = ""
+    loaded_by: str = ""
+    scores_pairs: bool = False
     beside: tuple[str, ...] = ()
     lends_head: tuple[str, ...] = ()
     same_tokens: tuple[str, ...] = ()
@@ -90,7 +95,7 @@ class AlgorithmSpec:
     @property
     def scores_answers(self) -> bool:
         """Whether whole answers are scored or compared, so that each must be on one rank."""
-        return self.whole_answers or self.row_kind.group > 1
+        return self.whole_answers or self.row_kind.group != 1
 
     @property
     def on_policy(self) -> bool:
@@ -104,13 +109,15 @@ class AlgorithmSpec:
 
     @property
     def scalar_head(self) -> bool:
-        """Whether the trained model has a small head that scores documents, instead of the vocabulary's."""
-        return bool({"scores", "classes"} & set(self.outputs))
+        """Whether the trained model has a small head that scores documents, or none, instead of the
+        vocabulary's.
+        """
+        return bool({"scores", "classes", "hidden"} & set(self.outputs))
 
     @property
     def encodes(self) -> bool:
         """Whether it needs one output a text and no next token, so that an encoder can be trained."""
-        return "classes" in self.outputs
+        return bool({"classes", "hidden"} & set(self.outputs)) or self.scores_pairs
 
     @property
     def sums_tokens(self) -> bool:
@@ -119,8 +126,8 @@ class AlgorithmSpec:
 
     @property
     def documents_a_row(self) -> int:
-        """Number of documents in a row before packing."""
-        return self.row_kind.group
+        """Number of documents in a row before packing; of rows that differ, what a plan counts."""
+        return self.row_kind.group or COUNTED
 
     @property
     def own(self) -> bool:

@@ -117,8 +117,18 @@ def parameters_of(shape: ModelShape) -> tuple[Parameter, ...]:
     """Return all parameters in the order of ``named_parameters()``, tied ones once.
 
     As its class lists them where it was asked; else as its family's record does, an unknown family like a
-    Llama.
+    Llama. Those of a trunk without a head have names without its prefix.
     """
+    listed = _parameters(shape)
+    if not (shape.scalar_head and shape.head_outputs == 0):
+        return listed
+    kept = [p for p in listed if not shape.family.in_head(p.name, beside_trunk=True)]
+    prefixes = {parameter.name.partition(".")[0] for parameter in kept}
+    prefix = f"{min(prefixes)}." if len(prefixes) == 1 else ""
+    return tuple(replace(parameter, name=parameter.name.removeprefix(prefix)) for parameter in kept)
+
+
+def _parameters(shape: ModelShape) -> tuple[Parameter, ...]:
     if shape.listing is not None:
         return _as_listed(shape, shape.listing)
     parameters: list[Parameter] = []
@@ -201,7 +211,7 @@ def _conditions(shape: ModelShape) -> dict[str, bool]:
         "attention_bias": shape.attention_bias,
         "mlp_bias": shape.mlp_bias,
         "shared": bool(shape.mixture and shape.mixture.shared),
-        "score_head": shape.scalar_head,
+        "score_head": shape.scalar_head and shape.head_outputs > 0,
         "language_head": not shape.scalar_head,
         "untied_head": not shape.scalar_head and not shape.tied,
     }
@@ -223,7 +233,7 @@ def _as_listed(shape: ModelShape, listing: Listing) -> tuple[Parameter, ...]:
         for tensor in listing.tensors[run.tensors]
         if not (shape.scalar_head and tensor.kind == HEAD) or shape.family.encoder
     ]
-    added = shape.scalar_head and not shape.family.encoder
+    added = shape.scalar_head and shape.head_outputs > 0 and not shape.family.encoder
     return (*listed, *(Parameter(*tensor) for tensor in _tensors(shape, ["head"]) if added))
 
 

@@ -260,6 +260,17 @@ class World:
         dist.all_gather(gathered, padded)
         return [json.loads(bytes(t[:n].cpu().numpy())) for t, n in zip(gathered, lengths, strict=True)]
 
+    def all_gather_rows(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """Return every rank's ``values`` [n, …], in rank order, on every rank; n may differ."""
+        if self.world_size == 1:
+            return [values]
+        counts = self.all_gather_json(len(values))
+        padded = values.new_zeros(max(counts), *values.shape[1:])
+        padded[: len(values)] = values
+        gathered = [torch.empty_like(padded, device=self._wire) for _ in counts]
+        dist.all_gather(gathered, padded.to(self._wire))
+        return [part[:count].to(values.device) for part, count in zip(gathered, counts, strict=True)]
+
     def close(self, ok: bool) -> bool:
         """Destroy the process group; return whether all ranks left in order.
 

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import islice
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.errors import PacelineError
 from paceline.plan.hardware.device_kinds import kind_of
@@ -23,6 +23,7 @@ from paceline.runtime.device.device import CopiedToHost, stamp, sum_dtype
 from paceline.strategies import codes
 from paceline.strategies.model_handle import Handle, Handles
 from paceline.strategies.strategy import Runner, Strategy
+from paceline.strategies.window.joint_losses import joint_gradients, joint_window
 from paceline.strategies.window.weights import (
     Means,
     WindowLosses,
@@ -164,6 +165,9 @@ class WindowRunner:
         generator_seed: Callable[[int], int] | None,
     ) -> None:
         """Run forward and backward of every micro-batch; gradients are synchronized in the last."""
+        if losses.algorithm.joint is not None:
+            self._accumulate_jointly(handles, micro_batches, losses, generator_seed)
+            return
         for j, arrived in enumerate(self._ahead.each(micro_batches, self.strategy.shard_batch)):
             if generator_seed is not None:
                 torch.manual_seed(generator_seed(j))
@@ -178,6 +182,43 @@ class WindowRunner:
         with contextlib.nullcontext() if last else self.strategy.no_sync(handle):
             required = losses.algorithm.required_outputs(handle.role, training=True)
             self.strategy.backward(handle, losses.add(handle.role, handle.module(batch, required), batch))
+
+    def _accumulate_jointly(
+        self,
+        handles: Handles,
+        micro_batches: Sequence[Batch],
+        losses: WindowLosses,
+        generator_seed: Callable[[int], int] | None,
+    ) -> None:
+        """Run a window whose losses compare all its documents (Gao et al. 2021, arXiv:2101.06983).
+
+        Their vectors come first, without a graph, then the loss and its gradient by vector. Then each
+        micro-batch runs again with that gradient. A single micro-batch keeps its graph, and runs once.
+
+        Both forwards of a micro-batch draw the same dropout, from its seed.
+        """
+        algorithm = losses.algorithm
+        (role,) = algorithm.trains
+        handle, required = handles[role], algorithm.required_outputs(role, training=True)
+        batches = [*self._ahead.each(micro_batches, self.strategy.shard_batch)]
+
+        def vectors(module: nn.Module, j: int) -> Tensor:
+            if generator_seed is not None:
+                torch.manual_seed(generator_seed(j))
+            return algorithm.vectors(module(batches[j], required), batches[j])
+
+        if alone := len(batches) == 1:
+            found = [vectors(handle.module, 0)]
+        else:
+            with self.strategy.inference(handle):
+                handle.root.train()  # with dropout
+                found = [vectors(handle.root, j) for j in range(len(batches))]
+        gradients = joint_gradients(self.world, algorithm, losses, found, batches)
+        for j, gradient in enumerate(gradients):
+            last = j == len(batches) - 1
+            with contextlib.nullcontext() if last else self.strategy.no_sync(handle):
+                again = found[0] if alone else vectors(handle.module, j)
+                self.strategy.backward(handle, (again * gradient).sum())
 
     # --- without gradients
 
@@ -270,6 +311,9 @@ class WindowRunner:
         """Yield the micro-batches, each after its evaluation was added to ``sums``, which in the end has the
         same names on every rank.
         """
+        if algorithm.joint is not None:
+            yield from self._evaluated_jointly(handles, micro_batches, algorithm, sums)
+            return
         for batch in micro_batches:
             local_batch = self._with_reference(handles, self.strategy.shard_batch(batch), algorithm)
             for role in algorithm.trains:
@@ -277,11 +321,29 @@ class WindowRunner:
                 self._add_evaluation(algorithm, role, outputs, local_batch, sums)
             yield batch
 
+    def _evaluated_jointly(
+        self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective, sums: dict[str, Tensor]
+    ) -> Iterator[Batch]:
+        """As ``_evaluated``, with all documents of the evaluation compared with each other at the end."""
+        (role,) = algorithm.trains
+        required, found, batches = algorithm.required_outputs(role, training=False), list[Tensor](), []
+        for batch in micro_batches:
+            local_batch = self.strategy.shard_batch(batch)
+            found.append(algorithm.vectors(handles[role].root(local_batch, required), local_batch))
+            batches.append(local_batch)
+            yield batch
+        window = joint_window(self.world, found, batches)
+        self._add_sums({**algorithm.joint_losses(window), **algorithm.joint_metrics(window)}, sums)
+
     def _add_evaluation(
         self, algorithm: Objective, role: Role, outputs: Outputs, batch: Batch, sums: dict[str, Tensor]
     ) -> None:
-        """Add one micro-batch's losses and metrics to ``sums`` (float64)."""
+        """Add one micro-batch's losses and metrics to ``sums``."""
         terms = {**algorithm.losses(role, outputs, batch), **algorithm.metrics(role, outputs, batch)}
+        self._add_sums(terms, sums)
+
+    def _add_sums(self, terms: Mapping[str, Tensor], sums: dict[str, Tensor]) -> None:
+        """Add to ``sums`` (float64)."""
         for name, value in terms.items():
             sums[name] = sums.get(name, 0.0) + value.detach().to(
                 self.world.device, sum_dtype(self.world.device)

@@ -87,6 +87,10 @@ class WindowLosses:
         """
         terms = self.algorithm.losses(role, outputs, batch)
         metrics = self.algorithm.metrics(role, outputs, batch) if self.algorithm.train_metrics else {}
+        return self.add_terms(terms, metrics)
+
+    def add_terms(self, terms: Mapping[str, Tensor], metrics: Mapping[str, Tensor]) -> Tensor:
+        """As ``add``, for losses and metrics that are known."""
         reported = {name: metrics[name] for name in self.algorithm.train_metrics if name in metrics}
         for name, value in [*terms.items(), *reported.items()]:
             self.sums[name] += value.detach().to(self.sums[name].device)

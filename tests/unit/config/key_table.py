@@ -190,6 +190,26 @@ TABLE: dict[str, Key | Read] = {
         "training/run/class_labels.py", "read_classes", "tests/unit/data/test_classified.py"
     ),
     **under(
+        f"{T}.embedding",
+        p.algorithm,
+        {"training.algorithm": "embedding"},
+        loss_type="cosine_similarity",
+        pooling="mean",
+        normalize=False,
+        temperature=0.1,
+        in_batch_negatives=False,
+        symmetric=True,
+    ),
+    **under(
+        f"{T}.reranker",
+        p.algorithm,
+        {"training.algorithm": "reranker"},
+        loss_type="listwise",
+        temperature=0.5,
+    ),
+    "data.query_prompt": Read("data/rows/examples.py", "of", "tests/unit/strategies/test_retrieval.py"),
+    "data.document_prompt": Read("data/rows/examples.py", "of", "tests/unit/strategies/test_retrieval.py"),
+    **under(
         f"{T}.distillation",
         p.own_answers,
         TAUGHT | {"training.distillation.lmbda": 0.5},

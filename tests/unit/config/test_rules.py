@@ -136,6 +136,28 @@ CASES = [
         _t(algorithm="classification", classification={"num_labels": 3}),
     ),
     case(
+        "data.retrieval_prompt",
+        {"data.query_prompt": "Query: "},
+        _t(algorithm="embedding") | {"data.query_prompt": "Query: "},
+        severity=WARNING,
+    ),
+    case(
+        "embedding.loss_type",
+        _t(algorithm="embedding", embedding={"loss_type": "cosine_similarity", "symmetric": True}),
+        _t(algorithm="embedding", embedding={"symmetric": True}),
+        severity=WARNING,
+    ),
+    case(
+        "embedding.loss_type",
+        _t(
+            algorithm="embedding",
+            embedding={"loss_type": "cosine_similarity"},
+            metric_for_best_model="mrr",
+            eval_strategy="steps",
+        ),
+        _t(algorithm="embedding", metric_for_best_model="mrr", eval_strategy="steps"),
+    ),
+    case(
         "algorithm.no_teacher",
         _t(algorithm="distillation"),
         _t(algorithm="distillation", distillation=TAUGHT),

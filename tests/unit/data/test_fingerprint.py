@@ -92,6 +92,8 @@ CHANGED: dict[str, Any] = {
     "code_revision": "a" * 40,
     "template_options": '{"enable_thinking": false}',
     "strict": True,
+    "query_prompt": "Query: ",
+    "document_prompt": "Document: ",
     "converter": "textwrap:dedent",
 }
 

@@ -26,6 +26,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "pairs": {"prompt": "q", "chosen": "a", "rejected": "b"},
     "labelled": {"prompt": "q", "completion": "a", "label": True},
     "classified": {"text": "q", "label": 1},
+    "retrieval": {"query": "q", "positive": "d"},
+    "ranked": {"query": "q", "positive": "d", "negative": "e"},
     "prompts": {"problem": "q", "solution": "a"},
 }
 assert ROWS.keys() == set(ROW_KINDS)

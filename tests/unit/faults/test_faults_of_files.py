@@ -417,6 +417,12 @@ FAULTS: list[tuple[str, Fault, str]] = [
         _rows('{"text": "a"}', training__algorithm="classification"),
         "data.format_classes",
     ),
+    (
+        "a document whose grade is no number",
+        _rows('{"query": "a", "positive": "b", "score": "much"}', training__algorithm="embedding"),
+        "data.bad_grade",
+    ),
+    ("queries alone", _rows('{"query": "a"}', training__algorithm="reranker"), "data.format_retrieval"),
     ("JSON under the name of text", _rows('{"text": "a"}\n{"text": "b"}\n', "rows.txt"), "data.disguised"),
     ("CSV with an open quote", _rows('prompt,completion\n"a,b\n"a,b\n', "rows.csv"), "data.not_csv"),
     ("a column twice", _rows("prompt,completion,prompt\na,b,c\n", "rows.csv"), "data.two_columns"),

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.export.architecture import gives_scores
+from paceline.checkpoint.export.architecture import gives_scores, writes_text
 from paceline.checkpoint.export.gguf.config_values import whole
 from paceline.checkpoint.export.gguf.families import FAMILIES, GGUFFamily, add_config
 from paceline.checkpoint.export.gguf.tensors import ROUNDED, Folder, Stored, opened, stored
@@ -72,12 +72,12 @@ def check_gguf(config: JsonObject, *, is_adapter: bool) -> None:
                 "add --merge: GGUF holds a complete model",
             )
         )
-    if gives_scores(config):
+    if not writes_text(config):
         raise ConfigError(
             codes.EXPORT_GGUF(
-                "the model gives scores",
+                "the model gives scores" if gives_scores(config) else "the model gives vectors",
                 "--gguf",
-                "a head of scores",
+                f"architectures: {config.get('architectures')}",
                 "leave --gguf out: GGUF is written for language models",
             )
         )

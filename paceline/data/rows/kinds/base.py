@@ -28,9 +28,9 @@ class RowKind(ABC):
     """A kind of row. Stateless: one object serves all tokenizing processes.
 
     ``stored_name``: a built-in kind's name in keys of prepared data, which never changes. ``words``: its name
-    in messages. ``group``: documents per row, which stay adjacent. ``columns``: names of extra numbers per
-    document (``Example.values``, 0 if missing), read back as ``TokenTable.columns`` and, in a batch,
-    ``Batch.extras``. ``answered``: the model answers the rows itself during training, so that they
+    in messages. ``group``: documents per row, which stay adjacent; 0: rows differ. ``columns``: names of
+    extra numbers per document (``Example.values``, 0 if missing), read back as ``TokenTable.columns`` and, in
+    a batch, ``Batch.extras``. ``answered``: the model answers the rows itself during training, so that they
     have no labels and are never truncated. ``learns_tokens``: tokens of its documents have labels; otherwise
     texts are tokenized as they are. ``classes``: rows have classes (``Example.facts``). ``keeps_rows``: full
     rows are kept for a reward function. ``expected``: a row has an answer that the
@@ -65,6 +65,12 @@ class RowKind(ABC):
     @abstractmethod
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
         """Return the ``group`` examples of a row. Raises RowError."""
+
+    def prompted(
+        self, examples: tuple[Example, ...], query_prompt: str, document_prompt: str
+    ) -> tuple[Example, ...]:
+        """Return the examples of a row with the instructions before queries and documents, if it has such."""
+        return examples
 
     def trained_tokens(self, train_on: str) -> str:
         """Return ``data.train_on`` as it applies to rows of this kind."""
