@@ -22,6 +22,7 @@ from paceline.core.plugins.tables import Registry, is_async
 from paceline.rules import codes as rules_codes
 
 _HERE = "paceline.algorithms.rewards"
+JUDGE = "judge"  # a model behind a server, asked by HTTP
 REWARDS = Registry(
     "reward",
     codes.REWARD_UNKNOWN,
@@ -34,6 +35,7 @@ REWARDS = Registry(
         "overlong": f"{_HERE}.builtin:overlong",
         "ended": f"{_HERE}.builtin:ended",
         "code": f"{_HERE}.code_reward:CodeReward",
+        JUDGE: f"{_HERE}.judge_reward:JudgeReward",
     },
 )
 MODEL = "model"  # scores of a reward model: a collective forward, made by the caller
@@ -205,8 +207,8 @@ def _function(
     function = REWARDS.load(spec.name)
     if spec.name in REWARDS.names():
         _check_options(spec, function)
-        if spec.name == "code":
-            return function(*code_runs, **spec.options)
+        if isinstance(function, type):
+            return function(*(code_runs if spec.name == "code" else ()), **spec.options)
         return lambda samples: [function(sample, **spec.options) for sample in samples]
     # A user's function gets batches by keyword, and only what its signature accepts
     accepted = inspect.signature(function).parameters
@@ -292,6 +294,8 @@ def check_built_in(spec: RewardSpec) -> None:
         from paceline.algorithms.rewards.code_reward import check_limits
 
         check_limits(**spec.options)
+    if spec.name == JUDGE:
+        REWARDS.load(spec.name)(**spec.options).close()
 
 
 def _check_options(spec: RewardSpec, function: FunctionType | type) -> None:

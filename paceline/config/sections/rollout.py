@@ -25,7 +25,8 @@ from paceline.core.json_types import Json
 OPTIONS_OF_REWARDS = (
     "exact_match: `ignore_case`; numeric: `anywhere`; regex: `pattern`, `whole`; format: `names`; length:"
     " `target`, `unit`; overlong: `max_length`, `buffer`; code: `tests`, `entry_point`, `seconds`,"
-    " `memory_mb`; model: `model`; your own function: its keyword arguments (docs/how-to/rollouts.md)."
+    " `memory_mb`; judge: `url`, `model`, `prompt`, `api_key_env`, `concurrency`, `timeout`, `max_tokens`,"
+    " `budget`; model: `model`; your own function: its keyword arguments (docs/how-to/rollouts.md)."
 )
 
 
@@ -38,6 +39,7 @@ BUILT_IN_REWARDS = (
     "overlong",
     "ended",
     "code",
+    "judge",
     "model",
 )
 
@@ -47,8 +49,9 @@ class RewardItem(Section):
 
     name: Annotated[str, BeforeValidator(own_name("rewards", BUILT_IN_REWARDS))] = Field(
         description=(
-            "exact_match, numeric, regex, format, length, overlong, ended, code, model (the "
-            "score of a reward model, `options: {model: FOLDER}`), or your own function as "
+            "exact_match, numeric, regex, format, length, overlong, ended, code, judge (a model "
+            "behind a server), model (the score of a reward model, `options: {model: FOLDER}`), or "
+            "your own function as "
             "module:function."
         )
     )

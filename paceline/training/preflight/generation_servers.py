@@ -37,6 +37,23 @@ def check_servers(
         yield from _Server(server, options.temperature, max_length, where).check(environ)
 
 
+def check_judge(url: str) -> Iterator[Diagnostic]:
+    """Warn of a judge's server that does not answer; whatever it answers, it is there."""
+    import httpx
+
+    try:
+        with httpx.Client(trust_env=False, timeout=_SECONDS) as client:
+            client.get(url)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        yield generation_codes.ROLLOUT_SERVER_UNREACHABLE(
+            "the judge's server does not answer yet",
+            "training.rollout.rewards",
+            f"{url}: {type(error).__name__}: {error}",
+            "start it before the run, or correct the url",
+            Severity.WARNING,
+        )
+
+
 @dataclass
 class _Server:
     """One server; ``where``: the key that names it."""

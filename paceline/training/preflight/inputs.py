@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline.algorithms import codes as algorithm_codes
 from paceline.algorithms.rewards.builtin import OF_THE_ANSWER
-from paceline.algorithms.rewards.scoring import MODEL, REWARDS, RewardSpec, check_built_in
+from paceline.algorithms.rewards.scoring import JUDGE, MODEL, REWARDS, RewardSpec, check_built_in
 from paceline.config.layers.unreliable_keys import is_reliable
 from paceline.config.schema import Config
 from paceline.config.sections.algorithms.supervised import ClassificationOptions
@@ -46,7 +46,7 @@ from paceline.plan.model.files.safetensors_headers import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.preflight.class_counts import class_numbers, empty_classes, with_head
-from paceline.training.preflight.generation_servers import check_servers
+from paceline.training.preflight.generation_servers import check_judge, check_servers
 from paceline.training.preflight.named_models import check_reward_folder
 
 
@@ -239,6 +239,8 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
     if judge is not None and (Path(judge) / "config.json").is_file():
         yield from check_reward_folder(Path(judge))
     yield from check_servers(t.rollout, config.data.max_length, environ)
+    for url in {str(r.options.get("url")) for r in t.rollout.rewards if r.name == JUDGE}:
+        yield from check_judge(url)
 
 
 def _templates(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
