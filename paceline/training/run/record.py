@@ -69,8 +69,9 @@ class RunRecord:
         self.run_dir = RunDir.at(self.plan.run_dir)
         self.disks = Disks.one(self.env.world_size)
         rollout = self.config.training.rollout
-        servers = rollout.all_servers if rollout else ()
-        self.redact = Redactor.of(self.environ, *(server.api_key_env or "" for server in servers))
+        keys = [server.api_key_env for server in rollout.all_servers] if rollout else []
+        keys += [str(reward.options.get("api_key_env", "")) for reward in rollout.rewards] if rollout else []
+        self.redact = Redactor.of(self.environ, *(key or "" for key in keys))
 
     @property
     def config(self) -> Config:
