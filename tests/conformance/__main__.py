@@ -49,6 +49,7 @@ def main() -> int:
     parser.add_argument("--taught", action="store_true", help="what labels and documents teach alone")
     parser.add_argument("--mixtures", action="store_true", help="a mixture of experts alone")
     parser.add_argument("--blooms", action="store_true", help="BLOOM in its own layout alone")
+    parser.add_argument("--encoders", action="store_true", help="encoders as classifiers alone")
     parser.add_argument("--layers", action="store_true", help="torch.compile and what recomputation keeps")
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="every N-th cell from the K-th on: for several machines"

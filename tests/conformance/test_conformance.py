@@ -18,13 +18,14 @@ from cells import (
     Cell,
     Variant,
     blooms,
+    encoders,
     every,
     layers,
     matrix,
     mixtures,
 )
 from check import Checker
-from support import write_rows, write_tokenizer
+from support import write_classified, write_rows, write_tokenizer
 from table import SUPPORT_MD, load, markdown
 
 from paceline.core.plugins.tables import STRATEGIES
@@ -62,7 +63,12 @@ CELLS = [
 def checker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checker]:
     folder = tmp_path_factory.mktemp("conformance")
     yield Checker(
-        folder, write_tokenizer(folder / "tokenizer"), {"documents": write_rows(folder / "train.json", 200)}
+        folder,
+        write_tokenizer(folder / "tokenizer"),
+        {
+            "documents": write_rows(folder / "train.json", 200),
+            "classified": write_classified(folder / "classified.json", 200),
+        },
     )
 
 
@@ -88,6 +94,12 @@ def test_distillation_on_the_students_own_answers(
     checker: Checker, name: str, finetuning: str, precision: str
 ) -> None:
     result = checker.check(Cell(BY_NAME[name], finetuning, precision, "distillation, own answers"))
+    assert result.result == "works", result.reason
+
+
+@pytest.mark.full
+def test_an_encoder_is_trained_in_parts(checker: Checker) -> None:
+    result = checker.check(Cell(BY_NAME["fsdp full_shard"], "full", "fp32", "classification, BERT"))
     assert result.result == "works", result.reason
 
 
@@ -163,6 +175,7 @@ def test_the_cells_that_must_work_do() -> None:
     must |= {(a, "tp", "LoRA", p) for a in ("dpo", "grpo") for p in ("fp32", "fp64")}
     must |= {("dpo", name, "QLoRA", "fp32") for name in ("single", "ddp", "fsdp full_shard")}
     must |= {(c.algorithm, c.variant.name, c.finetuning, c.precision) for c in (*layers(), *blooms())}
+    must |= {(c.algorithm, c.variant.name, c.finetuning, c.precision) for c in encoders()[:5]}
     must |= {
         (c.algorithm, c.variant.name, c.finetuning, c.precision)
         for c in mixtures()
