@@ -15,6 +15,16 @@ class _MODEL_NOT_FOUND(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _DATA_SYSTEM_FILE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _DATA_ONE_LABEL(CodeName):
     def __call__(
         self,
@@ -388,6 +398,7 @@ DATA_BAD_CSV: Code
 DATA_CONVERTER: Code
 DATA_CONVERTED_AWAY: Code
 DATA_OWN_ROWS: Code
+DATA_SYSTEM_FILE: _DATA_SYSTEM_FILE
 DATA_NOT_AN_OBJECT: Code
 DATA_MISSING_COLUMN: Code
 DATA_NOT_TEXT: Code

@@ -28,6 +28,7 @@ from paceline.data.prepare.choose_template import settle_template
 from paceline.data.prepare.main import Bar, read_config
 from paceline.data.prepare.prepare import Prepared, prepare, sets_of, setup_of
 from paceline.data.prepare.tokenize import Chunk, ChunkRow, Setup, encode_for, tokenise_chunk
+from paceline.data.prepare.truncate import kept_tokens
 from paceline.data.random_keys import text_key
 from paceline.data.rows.examples import RowReader
 from paceline.data.rows.formats import Example
@@ -105,22 +106,23 @@ def show_rows(
             continue
         examples = reader.read(row.value, row.where)
         assert not isinstance(examples, Problem)
-        yield ShownRow(number, row.where, tuple(_document(setup, encoder, example) for example in examples))
+        whole = [each for each in encode_for(setup.kind, encoder)(examples) if isinstance(each, Encoded)]
+        kept = kept_tokens(whole, setup.limit, setup.truncation)
+        rows = zip(examples, whole, kept, strict=True)  # the row was used
+        yield ShownRow(number, row.where, tuple(_document(encoder, *each) for each in rows))
 
 
-def _document(setup: Setup, encoder: Encoder, example: Example) -> ShownDocument:
-    (encoded,) = encode_for(setup.kind, encoder)([example])
-    assert isinstance(encoded, Encoded)  # the row was used
-    ids = encoded.input_ids[: setup.max_length].tolist()
+def _document(encoder: Encoder, example: Example, encoded: Encoded, kept: NDArray[np.int64]) -> ShownDocument:
+    ids = encoded.input_ids[kept].tolist()
     turns = encoder.turns_of_tokens(example)
     written = len(encoded.input_ids) - encoded.end_added
     turns, behind = turns[:written], {*turns[written:]} - {*turns[:written], None}
-    owners = [*turns, *([turns[-1] if turns else None] * len(ids))][: len(ids)]
-    keys = list(zip(encoded.labelled.tolist(), owners, strict=False))[: len(ids)]
+    owners = [*turns, *([turns[-1] if turns else None] * len(encoded.input_ids))]
+    keys = [(bool(encoded.labelled[position]), owners[position]) for position in kept]
     pieces = []
     for (has_loss, turn), group in itertools.groupby(range(len(ids)), key=lambda position: keys[position]):
         tokens = [ids[position] for position in group]
-        pieces.append(ShownPiece(str(encoder.tokenizer.decode(tokens)), len(tokens), bool(has_loss), turn))
+        pieces.append(ShownPiece(str(encoder.tokenizer.decode(tokens)), len(tokens), has_loss, turn))
     roles = tuple(message["role"] for message in example.messages)
     cut = len(encoded.input_ids) - len(ids)
     unread = tuple(sorted(turn for turn in behind if turn is not None))
@@ -290,7 +292,7 @@ def run(config: Config, cache: Path, arguments: argparse.Namespace) -> None:
         tokenizer = open_tokenizer(setup.tokenizer)
         chosen = sets[arguments.dataset - 1]
         setup, _ = settle_template(setup, tokenizer, {read_head(chosen, setup.reading).shape.format})
-        encoder = Encoder(tokenizer, setup.train_on)
+        encoder = Encoder(tokenizer, setup.train_on, find_answers=setup.find_answers)
         count = 0
         for row in show_rows(setup, chosen, encoder, arguments.row, arguments.rows):
             count += 1

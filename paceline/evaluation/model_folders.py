@@ -25,7 +25,7 @@ from paceline.launch.preflight.load_config import load
 
 _SECTIONS = ("data", "generation", "model")
 _OF_THE_RUN = {  # keys of a run's data section that say how its rows are read, whichever they are
-    "data": ("max_length", "train_on", "on_bad_row", "on_too_long", "strict", "converter"),
+    "data": ("max_length", "train_on", "on_bad_row", "on_too_long", "strict", "converter", "default_system"),
     "generation": ("max_new_tokens", "temperature", "top_p", "top_k"),
 }
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from paceline.algorithms.algorithm import Algorithm
+from paceline.algorithms.supervised.sft import dft_sum
 from paceline.config.sections.algorithms.supervised import DistillationOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
@@ -24,7 +25,8 @@ class Distillation(Algorithm):
     (``protocols.roles``: ``beta`` 0 is the forward KL of Hinton et al. 2015, 1 the reverse KL of Gu et
     al. 2024, between them Agarwal et al. 2023, arXiv:2306.13649, eq. 2) at ``temperature``. Its gradient is
     not multiplied by the squared temperature. α is ``alpha``. Evaluation reports that loss, and for the
-    student alone the mean of -log p(label) as ``nll`` and ``token_accuracy``.
+    student alone the mean of -log p(label) as ``nll`` and ``token_accuracy``. With ``loss_type: asft`` the
+    loss is Σ_t sg(p_t) · -log p_t(label_t) / Σ_t 1 + α Σ_t D / Σ_t 1 (anchored SFT, arXiv:2509.23753).
     """
 
     frozen = (Role.TEACHER,)
@@ -33,22 +35,28 @@ class Distillation(Algorithm):
     def __init__(self, **options: Json) -> None:
         o = DistillationOptions.model_validate(options)
         self.compares, self.alpha = Divergence(o.beta, o.temperature), o.alpha
+        self.anchors = o.loss_type == "asft"
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         if role is Role.TEACHER:
             return frozenset({Output.HIDDEN})
+        own = frozenset({Output.LOGPROBS}) if self.anchors else frozenset[Output]()
         if not training:
-            return frozenset({Output.DIVERGENCE, Output.NLL, Output.CORRECT})
-        return frozenset({Output.DIVERGENCE, Output.NLL}) if self.alpha else frozenset({Output.DIVERGENCE})
+            return own | {Output.DIVERGENCE, Output.NLL, Output.CORRECT}
+        own |= {Output.NLL} if self.alpha and not self.anchors else set()
+        return own | {Output.DIVERGENCE}
 
     def attach_outputs(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
         return replace(batch, tokens={**batch.tokens, TEACHER: outputs[Output.HIDDEN.value]})
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         tokens = batch.num_labels()
-        return {TERM: tokens, SFT_TERM: tokens} if self.alpha else {TERM: tokens}
+        return {TERM: tokens, SFT_TERM: tokens} if self.alpha or self.anchors else {TERM: tokens}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
+        if self.anchors:
+            divergence = self.alpha * outputs[Output.DIVERGENCE.value]
+            return {TERM: divergence, SFT_TERM: dft_sum(outputs[Output.LOGPROBS.value])}
         sums = {TERM: (1.0 - self.alpha) * outputs[Output.DIVERGENCE.value]}
         if self.alpha:
             sums[SFT_TERM] = self.alpha * outputs[Output.NLL.value]

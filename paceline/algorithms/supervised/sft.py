@@ -13,6 +13,12 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 
 TERM = "nll"
+_NATS = 3.0  # of entropy that count as weight 1
+
+
+def dft_sum(logprobs: Tensor) -> Tensor:
+    """logprobs fp32 [L] -> the sum of each token's -log p times its p without gradient."""
+    return -(logprobs.detach().exp() * logprobs).sum()
 
 
 class SFT(Algorithm):
@@ -23,23 +29,32 @@ class SFT(Algorithm):
     batch, for any number of ranks, micro-batch size and gradient accumulation. A mean of per-rank means is
     not. With ``loss_type: dft`` a token's -log p is multiplied by sg(p), its probability without gradient
     (dynamic fine-tuning: Wu et al. 2025, arXiv:2508.05629, eq. 9); evaluation does the same, as in TRL.
+    With ``eaft`` it is multiplied by sg(H / 3) ** eaft_alpha, H the entropy in nats of the distribution
+    (arXiv:2601.02151, where 3 is near the logarithm of the 20 likeliest tokens).
     """
 
     def __init__(self, **options: Json) -> None:
-        self.weighs_tokens = SftOptions.model_validate(options).loss_type == "dft"
+        o = SftOptions.model_validate(options)
+        self.loss_type, self.exponent = o.loss_type, o.eaft_alpha
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
-        loss = Output.LOGPROBS if self.weighs_tokens else Output.NLL
-        return frozenset({loss}) if training else frozenset({loss, Output.CORRECT})
+        loss = {
+            "dft": frozenset({Output.LOGPROBS}),
+            "eaft": frozenset({Output.LOGPROBS, Output.ENTROPY}),
+        }.get(self.loss_type, frozenset({Output.NLL}))
+        return loss if training else loss | {Output.CORRECT}
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
         return {TERM: batch.num_labels()}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
-        if not self.weighs_tokens:
+        if self.loss_type == "nll":
             return {TERM: outputs[Output.NLL.value]}
         logprobs = outputs[Output.LOGPROBS.value]
-        return {TERM: -(logprobs.detach().exp() * logprobs).sum()}
+        if self.loss_type == "dft":
+            return {TERM: dft_sum(logprobs)}
+        weights = (outputs[Output.ENTROPY.value].detach() / _NATS) ** self.exponent
+        return {TERM: -(weights * logprobs).sum()}
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         return {f"token_accuracy/{TERM}": outputs[Output.CORRECT.value]}

@@ -15,10 +15,28 @@ from paceline.core.json_types import JsonObject, as_object
 
 def config_of(reader: KeyReader) -> JsonObject:
     """Return the ``config.json`` of a model that is a folder here, or beside the file; else empty."""
-    name = str(reader.given.get("model") or reader.given.get("model_name_or_path") or "")
+    return _of_model(reader, "config.json")
+
+
+def adds_bos(reader: KeyReader) -> bool:
+    """Whether the tokenizer of a model that is a folder here begins each text with its BOS."""
+    settings = _of_model(reader, "tokenizer_config.json")
+    bos = settings.get("bos_token")
+    bos = as_object(bos).get("content", bos)
+    processor = json.dumps(_of_model(reader, "tokenizer.json").get("post_processor"), ensure_ascii=False)
+    return (
+        settings.get("add_bos_token") is True
+        or bool(bos)
+        and json.dumps(bos, ensure_ascii=False) in processor
+    )
+
+
+def _of_model(reader: KeyReader, name: str) -> JsonObject:
+    """Return a JSON file of a model that is a folder here, or beside the file; else empty."""
+    model = str(reader.given.get("model") or reader.given.get("model_name_or_path") or "")
     for base in (Path("."), Path(reader.result.file).parent):
-        file = base / name / "config.json"
-        if name and file.is_file():
+        file = base / model / name
+        if model and file.is_file():
             try:
                 return as_object(json.loads(read_text(str(file))))
             except (ValueError, ConfigError):

@@ -235,10 +235,12 @@ class KeyReader:
         self.set(path, value, key, says)
         self._decide(key, KeyVerdict.DIFFERS, says, path)
 
-    def departs(self, keys: str | Iterable[str], says: str) -> None:
-        """The run goes without the keys, which makes the difference that the note states."""
+    def departs(self, keys: str | Iterable[str], says: str, *, unset: bool = False) -> None:
+        """The run goes without the keys, which makes the difference that the note states (``unset``: without
+        a default, too).
+        """
         for key in [keys] if isinstance(keys, str) else keys:
-            if key in self.given:
+            if unset or key in self.given:
                 self._decide(key, KeyVerdict.DIFFERS, says)
 
     def mapped(self, keys: str | Iterable[str], to: Iterable[str], says: str = "") -> None:

@@ -65,6 +65,10 @@ class Dataset(Section):
     )
     converter: Converter = Field(default=None, description="Converter of this data set's rows alone.")
     max_rows: OptInt = Field(default=None, ge=1, description="Use only the first rows, at most this many.")
+    replace: Mapping = Field(
+        default={},
+        description="Texts within the rows, and what stands in their place, e.g. `{'{{NAME}}': Ada}`.",
+    )
 
 
 def to_datasets(value: Json) -> Json:
@@ -124,15 +128,27 @@ class DataSection(Section):
             "it)."
         ),
     )
+    max_prompt_length: OptInt = Field(
+        default=None,
+        ge=1,
+        description="Maximum of a prompt that the model answers itself; max_length holds its answer, too.",
+    )
     packing: Bool = Field(
         default=True,
         description="Pack several documents into one row; attention is restricted to each document.",
     )
-    train_on: Annotated[str, Word("auto", "assistant", "all")] = Field(
+    train_on: Annotated[str, Word("auto", "assistant", "last", "all")] = Field(
         default="auto",
         description=(
-            "Tokens in the loss: only the assistant's (rows of plain text, which have none, are refused), or"
-            " all; auto: the assistant's, and all of plain text."
+            "Tokens in the loss: only the assistant's (rows of plain text, which have none, are refused), its"
+            " last answer's alone, or all; auto: the assistant's, and all of plain text."
+        ),
+    )
+    default_system: OptText = Field(
+        default=None,
+        description=(
+            "A system turn, or a .txt file with one, that is put before conversations without one; also"
+            " before prompts."
         ),
     )
     query_prompt: Text = Field(
@@ -163,7 +179,15 @@ class DataSection(Section):
         ),
     )
     on_too_long: Annotated[str, Word("truncate", "skip", "refuse")] = Field(
-        default="truncate", description="Rows longer than max_length: truncate at the end, skip, or stop."
+        default="truncate",
+        description="Rows longer than max_length: truncate (see truncation), skip, or stop.",
+    )
+    truncation: Annotated[str, Word("end", "start", "ratio")] = Field(
+        default="end",
+        description=(
+            "What rows that are too long lose: their end, their start, or the ends of questions and answers"
+            " in proportion (as LLaMA-Factory's cutoff_len)."
+        ),
     )
     num_proc: OptInt = Field(
         default=None,

@@ -42,6 +42,7 @@ class Encoded(NamedTuple):
     """``input_ids`` int32 [n]; ``labelled`` bool [n], True where the token has loss. ``left_out``: parts of
     the row that the text does not have. ``end_added``: the last token is an end that the template did not
     write. ``second``: the place of the first token of a second text, where the tokenizer tells (0: nowhere).
+    ``answers``: the tokens of each answer, where they were asked for.
     """
 
     input_ids: NDArray[np.int32]
@@ -49,14 +50,16 @@ class Encoded(NamedTuple):
     left_out: tuple[str, ...] = ()
     end_added: bool = False
     second: int = 0
+    answers: tuple[tuple[int, int], ...] = ()
 
 
 class RenderedText(NamedTuple):
-    """A rendered conversation; ``spans`` have loss, None: all of it."""
+    """A rendered conversation; ``spans`` have loss, None: all of it. ``answers``: every answer, if asked."""
 
     text: str
     spans: list[Span] | None = None
     left_out: tuple[str, ...] = ()
+    answers: tuple[Span, ...] = ()
 
 
 class CostlyTemplateError(RowError):
@@ -68,11 +71,14 @@ class CostlyTemplateError(RowError):
 
 
 class Encoder:
-    """Convert examples to tokens. ``train_on`` is ``assistant`` or ``all``."""
+    """Convert examples to tokens. ``train_on`` is ``assistant`` or ``all``; ``find_answers``: say where."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, train_on: str) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, train_on: str, *, find_answers: bool = False
+    ) -> None:
         self.tokenizer = tokenizer
         self.train_on = train_on
+        self.find_answers = find_answers
         self.renderers = Renderers(tokenizer.chat_template, dict(tokenizer.special_tokens_map))
         added = tokenizer.added_tokens_decoder
         specials = {i: token.content for i, token in added.items() if token.special}
@@ -269,20 +275,22 @@ class Encoder:
         for span in rendered.spans or ():
             assert encoding is not None  # spans are of characters, which only it maps to tokens
             labelled[self._tokens_within(rendered.text, encoding, span)] = True
+        tokens = [self._tokens_within(rendered.text, encoding, span) for span in rendered.answers if encoding]
+        answers = tuple((each.start, each.stop) for each in tokens)
         trained = np.flatnonzero(labelled)
         # The last but one, where a line break after it has loss
         ended = any(int(i) in self._special_ids for i in ids[trained[-2:]])
         if self._eos is None or not len(trained) or ended:
-            return Encoded(ids, labelled, rendered.left_out)
+            return Encoded(ids, labelled, rendered.left_out, answers=answers)
         ids, labelled = ids[: trained[-1] + 1], labelled[: trained[-1] + 1]
         ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
-        return Encoded(ids, labelled, rendered.left_out, end_added=True)
+        return Encoded(ids, labelled, rendered.left_out, end_added=True, answers=answers)
 
     def _with_spans(self, example: Example) -> RenderedText:
         """Return the conversation with the spans of the turns that have loss."""
         trained = trained_turns(example, self.train_on)
         if self.train_on == "all" and trained is None:
-            return self._whole(example)
+            return self._whole(example)._replace(answers=self._answers(example))
         renderer = self.renderers.of(example)
         chat, rendered = renderer.render(example, renderer.template.render_whole)
         left_out = renderer.left_out.names(example, rendered.text) + idle_weights(example, self.train_on)
@@ -299,7 +307,17 @@ class Encoder:
             rest = chat._replace(options={key: v for key, v in chat.options.items() if key != name})
             if (part := OPTION + name) in left_out and finder.spans(rest, rendered, trained) != spans:
                 left_out = tuple(other for other in left_out if other != part)
-        return RenderedText(rendered.text, spans, left_out)
+        return RenderedText(rendered.text, spans, left_out, self._answers(example))
+
+    def _answers(self, example: Example) -> tuple[Span, ...]:
+        """Return the span of each answer, with loss or without, if they are asked for. Raises RowError."""
+        if not self.find_answers:
+            return ()
+        renderer = self.renderers.of(example)
+        chat, rendered = renderer.render(example, renderer.template.render_whole)
+        numbers = [n for n, turn in enumerate(example.messages) if turn["role"] == "assistant"]
+        spans = [self._finder(renderer).spans(chat, rendered, [number]) for number in numbers]
+        return tuple((found[0][0], found[-1][1]) for found in spans if found)
 
     def _whole(self, example: Example) -> RenderedText:
         renderer = self.renderers.of(example)

@@ -17,7 +17,7 @@ from paceline.data.rows.examples import Reading, RowReader
 from paceline.data.rows.formats import Example, Shape, column_names, listed
 from paceline.data.rows.messages import ROLE_NAMES, parsed_turns
 from paceline.data.rows.row_errors import refusal, tallies
-from paceline.data.rows.values import RawRow, Row
+from paceline.data.rows.values import RawRow, Row, replaced
 from paceline.data.sources.file_kinds import kind_of
 from paceline.data.sources.locate import Located, locate
 from paceline.data.sources.readers import read_rows
@@ -104,6 +104,9 @@ def read_head(data_set: LocatedDataset, reading: Reading) -> DatasetHead:
         rows = itertools.islice(rows, section.max_rows)
     if converter := converter_named(section, reading.converter):
         rows = converted(rows, converter)
+    if section.replace:
+        texts = {str(before): str(after) for before, after in section.replace.items()}
+        rows = (row if row.value is None else row._replace(value=replaced(row.value, texts)) for row in rows)
     # After the converter, which may return texts, too
     rows = parsed_turns(rows, section.columns)
     head: list[RawRow] = []

@@ -19,7 +19,7 @@ from paceline.data.preflight.find_sets import LocatedDataset, converter_named, f
 from paceline.data.prepare.build import PrepareProgress, Report, build
 from paceline.data.prepare.fingerprint import code_version, definition, fingerprint, located_digest
 from paceline.data.prepare.tokenize import Setup
-from paceline.data.rows.examples import Reading
+from paceline.data.rows.examples import Reading, system_text
 from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
 from paceline.data.rows.row_errors import CountsJson, PrepareCounts
 from paceline.data.sources.readers import total_bytes
@@ -122,7 +122,15 @@ def prepare(
 
 def setup_of(data: DataSection, model: ModelSection, kind: RowKind) -> Setup:
     """Return how ``prepare`` tokenizes rows. Raises DataError if the tokenizer's files are missing."""
-    return Setup(tokenizer_spec(model), Reading.of(data, kind), data.max_length, data.on_too_long)
+    reading = Reading.of(data, kind)
+    return Setup(
+        tokenizer_spec(model),
+        reading,
+        data.max_length,
+        data.on_too_long,
+        data.truncation,
+        data.max_prompt_length,
+    )
 
 
 def _settled(
@@ -194,10 +202,22 @@ def key_of(
                 data.on_too_long,
                 data.strict,
                 *(prompts if any(prompts) else ()),  # keys of sets without them are older
+                *_later_options(data, system_text(data.default_system)),
             ],
             "split": [data.validation_split, seed] if data.validation_split else None,
         }
     )
+
+
+def _later_options(data: DataSection, system: str | None) -> list[Json]:
+    """Return options that keys of sets prepared without them do not have."""
+    options: JsonObject = {
+        **({"default_system": system} if system else {}),
+        **({"truncation": data.truncation} if data.truncation != "end" else {}),
+        **({"max_prompt_length": data.max_prompt_length} if data.max_prompt_length else {}),
+        **({"train_on": "last"} if data.train_on == "last" else {}),
+    }
+    return [options] if options else []
 
 
 def sets_of(data: DataSection) -> tuple[list[LocatedDataset], list[LocatedDataset]]:
@@ -234,6 +254,7 @@ def _identity(data_set: LocatedDataset, data: DataSection, cache_dir: Path) -> l
         section.split,
         section.max_rows,
         sorted(dict(section.columns).items()),
+        *([{"replace": dict(section.replace)}] if section.replace else []),
     ]
 
 

@@ -22,6 +22,7 @@ from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.chat_template.encode import CostlyTemplateError, Encoded, Encoder
 from paceline.data.preflight.find_sets import LocatedDataset, read_head
+from paceline.data.prepare.truncate import truncated
 from paceline.data.random_keys import text_key
 from paceline.data.rows.examples import Reading, RowReader, answers_in_a_row
 from paceline.data.rows.formats import COLUMNS, Example, Shape
@@ -43,6 +44,8 @@ class Setup:
     reading: Reading
     max_length: int
     on_too_long: str
+    truncation: str = "end"
+    max_prompt_length: int | None = None
 
     @property
     def kind(self) -> RowKind:
@@ -51,6 +54,17 @@ class Setup:
     @property
     def train_on(self) -> str:
         return self.kind.trained_tokens(self.reading.train_on)
+
+    @property
+    def limit(self) -> int:
+        """The most tokens of a document; of a prompt that the model answers those of the prompt alone."""
+        return (self.max_prompt_length if self.kind.answered else None) or self.max_length
+
+    @property
+    def find_answers(self) -> bool:
+        """Whether where answers lie is needed and the labels do not tell it."""
+        unlabelled = self.reading.last_answers or self.train_on == "all"
+        return self.truncation == "ratio" and self.kind.learns_tokens and unlabelled
 
 
 class ChunkRow(NamedTuple):
@@ -92,13 +106,13 @@ class ChunkResult(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def _encoder(tokenizer: TokenizerSpec, train_on: str) -> Encoder:
-    return Encoder(open_tokenizer(tokenizer), train_on)
+def _encoder(tokenizer: TokenizerSpec, train_on: str, find_answers: bool) -> Encoder:
+    return Encoder(open_tokenizer(tokenizer), train_on, find_answers=find_answers)
 
 
 def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     """Tokenize one chunk."""
-    skipped, truncated, repeated = list(chunk.problems), [], Tally()
+    skipped, shorter, repeated = list(chunk.problems), [], Tally()
     kept: list[tuple[ChunkRow, tuple[Example, ...]]] = []
     # Rows to examples; then all examples are rendered and tokenized in one batch.
     reader = RowReader(chunk.shape, setup.reading)
@@ -111,7 +125,7 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     documents: list[tuple[ChunkRow, Example, Encoded]] = []
     flat = [(row, example) for row, examples in kept for example in examples]
     try:
-        encoder = _encoder(setup.tokenizer, setup.train_on)
+        encoder = _encoder(setup.tokenizer, setup.train_on, setup.find_answers)
         encoded = iter(encode_for(setup.kind, encoder)([example for _, example in flat]))
     except CostlyTemplateError as error:  # further rows would take as long: discard the chunk
         skipped = [Problem(error.reason, flat[error.number][0].where, error.detail)]
@@ -121,20 +135,22 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
         # A row is kept or skipped with all of its documents.
         results = list(itertools.islice(encoded, len(examples)))
         uncut = [result for result in results if isinstance(result, Encoded)]
-        pairs = zip(examples, results, strict=True)
-        cut = [_cut(encoder, x, made, setup) for x, made in pairs if isinstance(made, Encoded)]
-        problem = next((p for result in results if (p := _unusable(result, row.where, setup))), None)
+        cut = _cut(encoder, examples, uncut, setup)
+        pairs = zip(results, cut if len(uncut) == len(results) else results, strict=True)
+        problem = next(
+            (p for whole, short in pairs if (p := _unusable(whole, short, row.where, setup))), None
+        )
         if problem is None and setup.kind.same([document.input_ids for document in cut]):
             why = "as the template writes them"
             if not setup.kind.same([document.input_ids for document in uncut]):
-                why = f"in their first {setup.max_length} tokens: increase data.max_length"
+                why = f"in the {setup.max_length} tokens that are kept: increase data.max_length"
             problem = Problem("same_answers", row.where, why)
         if problem is not None:
             skipped.append(problem)
             continue
         longest = max(len(document.input_ids) for document in uncut)
-        if longest > setup.max_length:
-            truncated.append(Problem("too_long", row.where, f"{longest} tokens"))
+        if longest > setup.limit:
+            shorter.append(Problem("too_long", row.where, f"{longest} tokens"))
         learns = setup.kind.learns_tokens and not setup.kind.answered
         if learns and answers_in_a_row(examples):
             repeated.add(row.where)
@@ -142,18 +158,23 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
         documents += zip(itertools.repeat(row), examples, cut, strict=False)
     block = _block(chunk.dataset, documents, setup.kind.columns)
     return ChunkResult(
-        chunk.dataset, block, skipped, truncated, chunk.read, chunk.consumed, reader.unread, repeated
+        chunk.dataset, block, skipped, shorter, chunk.read, chunk.consumed, reader.unread, repeated
     )
 
 
-def _cut(encoder: Encoder, example: Example, document: Encoded, setup: Setup) -> Encoded:
-    """Return the document in at most ``max_length`` tokens; a text that is read as it is keeps what the
-    tokenizer adds around it.
+def _cut(
+    encoder: Encoder, examples: Sequence[Example], documents: Sequence[Encoded], setup: Setup
+) -> list[Encoded]:
+    """Return a row's documents in at most ``Setup.limit`` tokens each; a text that is read as it is keeps
+    what the tokenizer adds around it.
     """
-    most, kind = setup.max_length, setup.kind
-    if not (kind.learns_tokens or kind.answered or example.messages) and len(document.input_ids) > most:
-        return encoder.shortened(example, most)
-    return document._replace(input_ids=document.input_ids[:most], labelled=document.labelled[:most])
+    cut, kind = truncated(documents, setup.limit, setup.truncation), setup.kind
+    if kind.learns_tokens or kind.answered or len(documents) < len(examples):
+        return cut
+    return [
+        short if example.messages or short is whole else encoder.shortened(example, setup.limit)
+        for example, whole, short in zip(examples, documents, cut, strict=True)
+    ]
 
 
 def encode_for(kind: RowKind, encoder: Encoder) -> Callable[[Sequence[Example]], list[Encoded | RowError]]:
@@ -163,21 +184,27 @@ def encode_for(kind: RowKind, encoder: Encoder) -> Callable[[Sequence[Example]],
     return encoder.encode if kind.learns_tokens else encoder.encode_whole
 
 
-def _unusable(encoded: Encoded | RowError, where: str, setup: Setup) -> Problem | None:
+def _unusable(
+    encoded: Encoded | RowError, cut: Encoded | RowError, where: str, setup: Setup
+) -> Problem | None:
     """Return why a row gives no document, or None.
 
     A document's first token is never predicted, so not a label.
     """
-    if isinstance(encoded, RowError):
-        return Problem(encoded.reason, where, encoded.detail, encoded.also)
-    kind, length, limit = setup.kind, len(encoded.input_ids), setup.max_length
+    if isinstance(encoded, RowError) or isinstance(cut, RowError):
+        error = encoded if isinstance(encoded, RowError) else cut
+        assert isinstance(error, RowError)
+        return Problem(error.reason, where, error.detail, error.also)
+    kind, length = setup.kind, len(encoded.input_ids)
     learns = kind.learns_tokens and not kind.answered
+    cannot_be_cut = length > setup.limit and setup.on_too_long != "truncate"
     reasons = {
-        "prompt_too_long": kind.answered and length >= limit,  # a prompt must leave room for the answer
+        # a prompt must leave room for the answer
+        "prompt_too_long": kind.answered and (len(cut.input_ids) >= setup.max_length or cannot_be_cut),
         "no_labels": learns and not encoded.labelled[1:].any(),
         # Too long: refused, or truncated if a label remains.
-        "too_long": not kind.answered and length > limit and setup.on_too_long != "truncate",
-        "answer_cut_off": learns and length > limit and not encoded.labelled[1:limit].any(),
+        "too_long": not kind.answered and cannot_be_cut,
+        "answer_cut_off": learns and length > setup.limit and not cut.labelled[1:].any(),
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     return None if reason is None else Problem(reason, where, f"{length} tokens")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.core.errors import DataError
+from paceline.core.files import read_text
+from paceline.data import codes
 from paceline.data.rows import messages, tools_and_documents
 from paceline.data.rows.formats import COLUMNS, PLAIN_TEXTS, Example, Shape
 from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
-from paceline.data.rows.messages import unread_in_calls
+from paceline.data.rows.messages import Message, unread_in_calls
 from paceline.data.rows.row_errors import Problem, Tally
 from paceline.data.rows.tools_and_documents import with_beside
 from paceline.data.rows.values import RawRow, Row, RowError, is_empty
@@ -97,8 +101,9 @@ HARMLESS = frozenset(
 
 @dataclass(frozen=True)
 class Reading:
-    """How rows are read: ``train_on``, ``strict`` and ``converter`` as in the config, ``kind`` of row.
+    """How rows are read: ``train_on``, ``strict``, ``converter`` and ``default_system`` as in the config.
 
+    ``kind``: of row. ``last_answers``: of a conversation those after the last question alone are learnt.
     ``answers_only``: the config itself asks for loss on the answers alone, so that rows must have answers.
     ``query_prompt``, ``document_prompt``: what is put before queries and documents.
     """
@@ -110,13 +115,17 @@ class Reading:
     answers_only: bool = False
     query_prompt: str = ""
     document_prompt: str = ""
+    default_system: str | None = None
+    last_answers: bool = False
 
     @classmethod
     def of(cls, data: DataSection, kind: RowKind) -> Reading:
         """Return how rows of this kind are read under a config's ``data``."""
         train_on = "all" if data.train_on == "all" else "assistant"
-        prompts = data.query_prompt, data.document_prompt
-        return cls(train_on, kind, data.strict, data.converter, data.train_on == "assistant", *prompts)
+        last, prompts = data.train_on == "last", (data.query_prompt, data.document_prompt)
+        answers_only = last or data.train_on == "assistant"
+        own = (*prompts, data.default_system, last)
+        return cls(train_on, kind, data.strict, data.converter, answers_only, *own)
 
     def refuses(self, shape: Shape) -> bool:
         """Whether rows of this shape have no answer, though the loss is asked for on answers alone."""
@@ -134,6 +143,7 @@ class RowReader:
         self.unread: dict[str, Tally] = {}
         self._shape, self._kind, self._strict = shape, reading.kind, reading.strict
         self._prompts = reading.query_prompt, reading.document_prompt
+        self._system, self._last = system_text(reading.default_system), reading.last_answers
         columns = (name for group in COLUMNS.get(shape.format, (tuple(shape.columns),)) for name in group)
         # The columns of the file that rows are read from, in the same order in all processes
         self._used = sorted({shape.columns[name] for name in columns if name in shape.columns})
@@ -152,7 +162,8 @@ class RowReader:
             return Problem(reason, where, detail, tuple(also))
         try:
             examples = self._kind.prompted(self._kind.normalise(row, self._shape), *self._prompts)
-            return tuple(with_beside(example, row) for example in examples)
+            whole = (with_system(with_beside(example, row), self._system) for example in examples)
+            return tuple(learning_last(example) if self._last else example for example in whole)
         except RowError as error:
             return Problem(error.reason, where, error.detail)
 
@@ -246,6 +257,31 @@ class RowReader:
             if name in group:
                 return name == next(field for field in group if field in full)
         return name in messages.READ
+
+
+def system_text(named: str | None) -> str | None:
+    """Return the text of ``data.default_system``: of a .txt file, if it names one. Raises DataError."""
+    if named is None or not named.endswith(".txt"):
+        return named
+    try:
+        return read_text(Path(named).expanduser())
+    except (OSError, ValueError) as error:
+        raise DataError(codes.DATA_SYSTEM_FILE("data.default_system", f"{named}: {error}")) from error
+
+
+def with_system(example: Example, text: str | None) -> Example:
+    """Return a conversation with a system turn of this text before it, if it begins with none."""
+    if not text or not example.messages or example.messages[0]["role"] in ("system", "developer"):
+        return example
+    system: Message = {"role": "system", "content": text}
+    first = example.learn_from + 1 if example.learn_from else 0
+    return replace(example, messages=(system, *example.messages), learn_from=first)
+
+
+def learning_last(example: Example) -> Example:
+    """Return a conversation of which the answers after the last question, or result of a tool, have loss."""
+    questions = [n for n, turn in enumerate(example.messages) if turn["role"] in ("user", "tool")]
+    return replace(example, learn_from=max(example.learn_from, questions[-1] + 1)) if questions else example
 
 
 def answers_in_a_row(examples: Iterable[Example]) -> bool:

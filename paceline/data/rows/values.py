@@ -43,6 +43,21 @@ class RowError(Exception):
         self.also = also
 
 
+def replaced(row: Mapping[str, Cell], texts: Mapping[str, str]) -> dict[str, Cell]:
+    """Return a row with these texts replaced in all of its own."""
+    return {name: _replaced(value, texts) for name, value in row.items()}
+
+
+def _replaced(value: Cell, texts: Mapping[str, str]) -> Cell:
+    if isinstance(value, str):
+        for before, after in texts.items():
+            value = value.replace(before, after)
+        return value
+    if isinstance(value, Mapping):
+        return replaced(value, texts)
+    return [_replaced(item, texts) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def is_empty(value: Cell) -> bool:
     """Whether a field is absent, blank, or all its parts are (Parquet fills all fields of a struct)."""
     if value is None:

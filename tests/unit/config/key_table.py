@@ -180,6 +180,8 @@ TABLE: dict[str, Key | Read] = {
     "training.ppo.kl_in": Key(p.algorithm, "loss", {**PPO, "training.ppo.kl_estimator": "k3"}),
     **under(f"{T}.ppo", p.algorithm, {**PPO, "training.ppo.adap_kl_ctrl": True}, target=3.0, horizon=99),
     "training.sft.loss_type": Key(p.algorithm, "dft", {}),
+    "training.sft.eaft_alpha": Key(p.algorithm, 2.0, {"training.sft.loss_type": "eaft"}),
+    "training.distillation.loss_type": Key(p.algorithm, "asft", TAUGHT),
     "training.classification.labels": Read(
         "training/preflight/class_counts.py", "class_numbers", "tests/unit/data/test_classified.py"
     ),

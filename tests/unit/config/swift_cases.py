@@ -203,8 +203,10 @@ TABLE: dict[str, tuple[tuple[str, ...], Callable[[Resolved], object]]] = {
     ),
     "data.on_too_long": (
         ("truncation_strategy",),
-        lambda a: {"delete": "skip", "right": "truncate"}.get(a["truncation_strategy"], "other"),
+        lambda a: {"delete": "skip", "split": "other"}.get(a["truncation_strategy"], "truncate"),
     ),
+    "data.truncation": ((), lambda a: "start" if a["truncation_strategy"] == "left" else "end"),
+    "data.max_prompt_length": ((), lambda a: a["max_length"] if _rollout(a) else None),
     "data.on_bad_row": ((), lambda a: "refuse" if a["strict"] else "skip"),
     "data.validation_split": (
         (),

@@ -57,6 +57,10 @@ DATA: dict[str, Any] = {
     "data.train[].converter": {
         "train": [{"path": "{folder}/rows.jsonl", "converter": "rows_of_mine:shorter"}]
     },
+    "data.train[].replace": {"train": [{"path": "{folder}/rows.jsonl", "replace": {"Answer": "Reply"}}]},
+    "data.default_system": {"default_system": "Be brief."},
+    "data.truncation": {"max_length": 24, "truncation": "start"},
+    "data.max_prompt_length": {"max_prompt_length": 4, "truncation": "start"},
     "data.converter": {"converter": "rows_of_mine:shorter"},
     "data.train[].max_rows": {"train": [{"path": "{folder}/rows.jsonl", "max_rows": 3}]},
     "data.eval": {"eval": "{folder}/other.jsonl"},
@@ -72,6 +76,8 @@ BESIDE: dict[str, Any] = {
     "data.on_bad_row": {"train": "{folder}/bad.jsonl"},
     "data.strict": {"train": "{folder}/odd.jsonl"},
     "data.on_too_long": {"max_length": 24},
+    "data.truncation": {"max_length": 24},
+    "data.max_prompt_length": {"truncation": "start"},
 }
 
 
@@ -186,11 +192,15 @@ def prepared(data: dict[str, Any], folder: Path, tokenizer: Path, cache: Path) -
     from paceline.config.sections.data import DataSection
     from paceline.config.sections.model import ModelSection
     from paceline.data.prepare.prepare import prepare
+    from paceline.data.rows.kinds.base import DOCUMENTS
+    from paceline.data.rows.kinds.prompts import PROMPTS
 
     text = json.dumps({"train": "{folder}/rows.jsonl", "num_proc": 1, "max_length": 256, **data})
     section = DataSection.model_validate(json.loads(text.replace("{folder}", str(folder))))
     try:
-        found = prepare(section, ModelSection(tokenizer=str(tokenizer)), seed=1, cache_dir=cache, report=None)
+        kind = PROMPTS if "truncation" in data and "max_length" not in data else DOCUMENTS
+        named = ModelSection(tokenizer=str(tokenizer))
+        found = prepare(section, named, seed=1, cache_dir=cache, report=None, kind=kind)
     except PacelineError as error:
         return sorted(d.code for d in error.diagnostics)
     tables = [t for t in (found.train, found.eval) if t is not None]

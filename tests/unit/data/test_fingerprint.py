@@ -69,7 +69,10 @@ BESIDE: dict[type, dict[str, str]] = {
         "cache_dir": "where it is kept",
         "seed": "handed over by the caller as the split's seed",
     },
-    Reading: {"answers_only": "rows are refused by it, and none is read otherwise"},
+    Reading: {
+        "answers_only": "rows are refused by it, and none is read otherwise",
+        "last_answers": "train_on: last says it",
+    },
     TokenizerSpec: {"folder": "the files count, wherever they lie"},
 }
 CHANGED: dict[str, Any] = {
@@ -94,6 +97,10 @@ CHANGED: dict[str, Any] = {
     "strict": True,
     "query_prompt": "Query: ",
     "document_prompt": "Document: ",
+    "replace": {"a": "b"},
+    "default_system": "Be brief.",
+    "truncation": "start",
+    "max_prompt_length": 5,
     "converter": "textwrap:dedent",
 }
 

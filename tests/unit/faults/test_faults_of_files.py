@@ -362,6 +362,7 @@ FAULTS: list[tuple[str, Fault, str]] = [
         "plan.model_missing",
     ),
     ("no such data", lambda job: {"data.train": "/no/rows.jsonl"}, "data.missing"),
+    ("no file of a system turn", lambda job: {"data.default_system": "/no/turn.txt"}, "data.system_file"),
     ("misspelt data", lambda job: {"data.train": "rows.jsn"}, "data.missing"),
     ("data of another kind", _rows("x", "rows.xlsx"), "data.unknown_suffix"),
     ("empty data", _rows(""), "data.empty"),

@@ -1,10 +1,16 @@
-"""``training.sft.loss_type: dft``: each token's loss weighted by its own probability, as TRL does."""
+"""Tokens' losses with weights: dft as TRL has it, eaft and asft as LLaMA-Factory does (``tests/peers``)."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from model_families import build_family, make_batch, reference_logprobs
 
+from paceline.algorithms.supervised.distillation import Distillation
 from paceline.algorithms.supervised.sft import SFT
 from paceline.protocols.roles import Role
 
@@ -28,3 +34,25 @@ def test_loss_and_gradients_are_those_of_the_formula() -> None:
     for ours, theirs in zip(found["dft"][1], clean, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
     assert found["dft"][0] < 0.5 * found["nll"][0]
+
+
+def test_llamafactory_has_the_same_losses_of_the_same_logits() -> None:
+    file = Path(__file__).parents[2] / "peers/recorded/llamafactory_losses.json"
+    case: dict[str, Any] = json.loads(file.read_text())
+    logs = torch.tensor(case["logits"]).log_softmax(-1)
+    teacher = torch.tensor(case["reference"]).log_softmax(-1)
+    outputs = {
+        "logprobs": logs.gather(1, torch.tensor(case["labels"])[:, None]).squeeze(1),
+        "entropy": -(logs.exp() * logs).sum(-1),
+        "divergence": (teacher.exp() * (teacher - logs)).sum(),
+    }
+    batch: Any = SimpleNamespace()
+    for name, expected in case["losses"].items():
+        kind, alpha = name.split()
+        algorithm = (
+            SFT(loss_type=kind, eaft_alpha=float(alpha))
+            if kind == "eaft"
+            else Distillation(loss_type=kind, alpha=float(alpha), beta=0.0, teacher_model="m")
+        )
+        terms = algorithm.losses(Role.POLICY, outputs, batch)
+        assert abs(sum(terms.values()).item() / len(case["labels"]) - expected) < 1e-6

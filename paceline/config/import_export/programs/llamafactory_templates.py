@@ -44,7 +44,9 @@ def template(reader: KeyReader) -> None:
         else:
             system = reader.given.get("default_system")
             think = reader.value("enable_thinking") is not False
-            source = jinja(formats, system if isinstance(system, str) else None, think)
+            source = jinja(formats, "" if system == "" else None, think)
+            if system:
+                reader.keep("default_system", "data.default_system", system)
             reader.keep("template", "model.chat_template", source, f"LLaMA-Factory's template {name}")
             _thoughts(reader, formats, stage, source)
             reader.mapped([key for key in kwargs if not reader.decided(key)], ("model.chat_template",))
@@ -91,7 +93,7 @@ def jinja(formats: JsonObject, system: str | None = None, think: bool = True) ->
     answer = _put(_written(_slots(formats.get("assistant"), ends), _CONTENT))
     lines = [
         _if("messages and messages[0]['role'] == 'system'", _set("messages[0]['content']", 1)),
-        f"{{%- else -%}}{_set(_text(default), 0)}{{%- endif -%}}",
+        f"{{%- else -%}}{_set(literal(default), 0)}{{%- endif -%}}",
         _put(prefix) if prefix != "''" else "",
         "" if folded else f"{_if('system', _put(system_text))}{{%- endif -%}}",
         "{%- for message in messages -%}",
@@ -114,7 +116,7 @@ def _empty_thought(formats: JsonObject) -> str:
         return ""
     empty = "</think>" if "Glm47" in kind else "<think>\n\n</think>\n\n"
     without = " and ".join(f"'{word}' not in {_CONTENT}" for word in ("<think>", "</think>"))
-    return f"{_if(without, _put(_text(empty)))}{{%- endif -%}}"
+    return f"{_if(without, _put(literal(empty)))}{{%- endif -%}}"
 
 
 def _if(condition: str, body: str) -> str:
@@ -144,18 +146,18 @@ def _written(slots: list[Json], content: str) -> str:
         if isinstance(slot, dict):
             name = str(slot.get("name", ""))
             is_special = name in ("bos_token", "eos_token")
-            parts.append(f"({name} | default(''))" if is_special else _text(str(slot.get("token", name))))
+            parts.append(f"({name} | default(''))" if is_special else literal(str(slot.get("token", name))))
             continue
         before, marker, after = str(slot).partition("{{content}}")
         parts += [
-            _text(text) if text != "\0" else content
+            literal(text) if text != "\0" else content
             for text in (before, "\0" if marker else "", after)
             if text
         ]
     return " + ".join(parts) or "''"
 
 
-def _text(text: str) -> str:
+def literal(text: str) -> str:
     """Return a text as a literal of Jinja."""
     quoted = json.dumps(text, ensure_ascii=False)
     return quoted if "'" in text else "'" + quoted[1:-1].replace('\\"', '"') + "'"

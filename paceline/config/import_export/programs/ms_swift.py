@@ -11,6 +11,7 @@ from paceline.config.import_export.decide_keys import Code
 from paceline.config.import_export.local_files import config_of
 from paceline.config.import_export.programs import transformers
 from paceline.config.import_export.programs.ms_swift_data import completion_length, data, length, loss_scale
+from paceline.config.import_export.programs.ms_swift_templates import default_system, template
 from paceline.config.import_export.verdicts import KeyReader
 from paceline.config.yaml_text.scalars import resolve_plain
 from paceline.core.json_types import Json, JsonObject, as_list, as_number, as_object
@@ -127,24 +128,66 @@ def generations(reader: KeyReader) -> None:
         reader.lose("generation_batch_size", "it is no multiple of the rows of all processes")
 
 
+_FORMAT = r"^<think>.*?</think>\s*<answer>.*?</answer>(?![\s\S])"
+_REACT = r"^<think>.*?</think>\s*Action:.*?Action Input:"
+#: ms-swift's own reward functions as ours
+_REWARDS: dict[str, JsonObject] = {
+    "format": {"name": "regex", "options": {"pattern": _FORMAT}},
+    "react_format": {"name": "regex", "options": {"pattern": _REACT}},
+    "accuracy": {"name": "numeric", "options": {"anywhere": True}},
+}
+
+
 def rewards(reader: KeyReader) -> None:
-    """Decide reward functions and models."""
-    names, models = reader.given.get("reward_funcs"), reader.given.get("reward_model")
-    if names:
-        says = "reward functions are written as training.rollout.rewards (docs/how-to/rollouts.md)"
+    """Decide reward functions and models; weights are of the functions, then of the models."""
+    names, models = (
+        list(map(str, as_list(reader.given.get(key)))) for key in ("reward_funcs", "reward_model")
+    )
+    known, path = dict(_REWARDS), "training.rollout.rewards"
+    buffer = reader.given.get("soft_cache_length")
+    if isinstance(buffer, int):
+        longest = reader.given.get("soft_max_length") or completion_length(reader)
+        known["soft_overlong"] = {"name": "overlong", "options": {"max_length": longest, "buffer": buffer}}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        says = f"{', '.join(unknown)}: write it as a function of yours in {path} (docs/how-to/rollouts.md)"
         reader.lose("reward_funcs", says)
-        reader.lose("reward_weights", says) if reader.is_given("reward_weights") else None
-    listed = models if isinstance(models, list) else [models] if models else []
-    if listed:
-        weights = reader.given.get("reward_weights")
-        shares = weights if isinstance(weights, list) else [1.0] * len(listed)
-        items: list[Json] = [
-            {"name": "model", "options": {"model": name}, "weight": share}
-            for name, share in zip(listed, shares[-len(listed) :], strict=False)
-        ]
-        reader.keep("reward_model", "training.rollout.rewards", items)
-        if not names:
-            reader.mapped("reward_weights", ("training.rollout.rewards",))
+    weights = as_list(reader.given.get("reward_weights"))
+    shares = weights if len(weights) == len(names) + len(models) else [1.0] * (len(names) + len(models))
+    items: list[JsonObject] = [known.get(name, {"name": "ended"}) for name in names]
+    items += [{"name": "model", "options": {"model": name}} for name in models]
+    listed: list[Json] = [{**item, "weight": share} for item, share in zip(items, shares, strict=True)]
+    if unknown or not items:
+        return
+    reader.set(path, listed, "reward_funcs" if names else "reward_model")
+    if "accuracy" in names:
+        reader.set("training.rollout.on_reward_error", "zero", "reward_funcs")
+        says = "accuracy compares by math-verify in ms-swift; here the last number is compared"
+        reader.differs("reward_funcs", path, listed, says)
+    keys = ("reward_funcs", "reward_model", "reward_weights", "soft_cache_length", "soft_max_length")
+    reader.mapped([key for key in keys if not reader.decided(key)], (path,))
+
+
+def server(reader: KeyReader) -> None:
+    """``vllm_mode: server``: the server's address; it is vLLM's own here, not `swift rollout`."""
+    base, host = (
+        as_list(reader.given.get("vllm_server_base_url")),
+        as_list(reader.given.get("vllm_server_host")),
+    )
+    port = as_list(reader.value("vllm_server_port")) or [8000]
+    address = str(base[0]) if base else f"http://{host[0]}:{port[0]}" if host else ""
+    if not address:
+        reader.lose(
+            "vllm_mode", "without vllm_server_host ms-swift does not start: set training.rollout.server"
+        )
+        return
+    path = "training.rollout.server"
+    says = "start `vllm serve` there, not `swift rollout`"
+    reader.differs("vllm_mode", path, {"url": address}, says)
+    if len(base or host) > 1:
+        reader.lose("vllm_server_host", f"several servers: one is used, {address}")
+    keys = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "use_vllm")
+    reader.mapped([key for key in keys if not reader.decided(key)], (path,))
 
 
 def freezing(reader: KeyReader) -> None:
@@ -174,6 +217,8 @@ def freezing(reader: KeyReader) -> None:
 CODE: Code = {
     **transformers.CODE,
     "loss_scale": loss_scale,
+    "template": template,
+    "system": default_system,
     "precision": precision,
     "batch": batch,
     "data": data,
@@ -181,7 +226,11 @@ CODE: Code = {
     "completion": lambda reader: reader.set(
         "training.rollout.max_completion_length", completion_length(reader), "max_completion_length"
     ),
+    "distilled": lambda reader: reader.keep(
+        "max_completion_length", "training.distillation.max_completion_length", completion_length(reader)
+    ),
     "rewards": rewards,
+    "server": server,
     "generations": generations,
     "freezing": freezing,
 }

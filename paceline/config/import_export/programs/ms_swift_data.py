@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.config.import_export.argument_tables import table
 from paceline.config.import_export.local_files import config_of, first_row
 from paceline.config.import_export.verdicts import KeyReader
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, as_list, as_object
 
 _ROLLOUTS = ("grpo", "ppo", "gkd")
 #: A file's column, as ms-swift is told to read it → our column
@@ -21,37 +22,69 @@ def data(reader: KeyReader) -> None:
         value = reader.given.get(key)
         listed = value if isinstance(value, list) else [value] if value else []
         if listed:
-            sets = [_one(reader, key, str(item), command, columns) for item in listed]
+            sets = [each for item in listed for each in _sets(reader, key, str(item), command, columns)]
             reader.set(path, sets, key)
             if not reader.decided(key):
-                reader.keep(key, path, sets)
+                says = "; ".join(str(text) for text in as_list(reader.facts.pop(f"{key} differs", [])))
+                reader.differs(key, path, sets, says) if says else reader.keep(key, path, sets)
+    names = [key for key in ("model_name", "model_author") if not reader.decided(key)]
+    reader.nothing(names, "no data set has rows with {{NAME}} and {{AUTHOR}}")
 
 
-def _one(reader: KeyReader, key: str, name: str, command: str, columns: JsonObject) -> Json:
-    """``hf::path:subset#rows`` as one of our data sets."""
-    options: JsonObject = {}
-    here = [base / name for base in (Path("."), Path(reader.result.file).parent)]
-    if not any(path.exists() for path in here):
-        _, _, name = name.rpartition("::")
-        name, marked, rows = name.rpartition("#") if "#" in name else (name, "", "")
-        name, _, subset = name.partition(":")
-        if marked and rows.isdecimal():
-            options["max_rows"] = int(rows)
-            reader.differs(
-                key,
-                f"data.{'train' if key == 'dataset' else 'eval'}",
-                name,
-                f"#{rows}: ms-swift draws as many rows at random; here they are the first",
-            )
-        if subset:
-            options["name"] = subset
-            if "/" in subset or subset == "all":
-                reader.lose(key, f"several subsets of {name}: list each as a data set with its name")
-    data_set: JsonObject = {"path": name, **options}
-    if columns:
-        data_set["columns"] = columns
+def _sets(reader: KeyReader, key: str, name: str, command: str, columns: JsonObject) -> list[Json]:
+    """Return ``hf::path:subset/subset#rows`` as our data sets, one a subset."""
+    options: JsonObject = {"columns": columns} if columns else {}
+    if any((base / name).exists() for base in (Path("."), Path(reader.result.file).parent)):
+        return [_of_command(reader, {"path": name, **options}, command)]
+    where = f"data.{'train' if key == 'dataset' else 'eval'}"
+    _, _, name = name.rpartition("::")
+    name, marked, rows = name.rpartition("#") if "#" in name else (name, "", "")
+    name, _, subsets = name.partition(":")
+    known = as_object(as_object(table("swift_templates")["data"]).get(name))
+    if marked and rows.isdecimal():
+        options["max_rows"] = int(rows)
+        says = f"#{rows}: ms-swift draws as many rows at random; here they are the first"
+        _notes(reader, key, says)
+    if known.get("images"):
+        reader.lose(key, f"images, video and sound are not read: {name}")
+    elif by := known.get("by"):
+        _notes(reader, key, f"ms-swift prepares the rows of {name} by code of its own ({by})")
+    if name.rpartition("/")[2] == "self-cognition":
+        options |= _of_a_model(reader, key, where, subsets)
+        subsets = ""
+    parts = as_list(known.get("parts")) if subsets == "all" else subsets.split("/") if subsets else [None]
+    path = str(known.get("hf") or name)
+    return [
+        _of_command(reader, {"path": path, **({"name": part} if part else {}), **options}, command)
+        for part in parts or ["all"]
+    ]
+
+
+def _notes(reader: KeyReader, key: str, says: str) -> None:
+    """Note a difference of one of several data sets."""
+    reader.facts[f"{key} differs"] = [*as_list(reader.facts.get(f"{key} differs")), says]
+
+
+def _of_a_model(reader: KeyReader, key: str, where: str, subset: str) -> JsonObject:
+    """Rows of swift/self-cognition say who the model is: by ``model_name`` and ``model_author``."""
+    texts: JsonObject = {}
+    for name in ("name", "author"):
+        given = as_list(reader.given.get(f"model_{name}"))
+        if given:
+            texts[f"{{{{{name.upper()}}}}}"] = str(given[-1])
+            reader.mapped(f"model_{name}", (where,))
+        if len(set(map(str, given))) > 1:
+            says = f"its Chinese rows have {given[0]} in ms-swift; here all have {given[-1]}"
+            reader.differs(f"model_{name}", where, texts, says)
+    if subset:
+        says = "an empty thought before each answer" + (", and /no_think" if subset != "empty_think" else "")
+        _notes(reader, key, f"swift/self-cognition:{subset} writes {says}; here the chat template does")
+    return {"replace": texts} if texts else {}
+
+
+def _of_command(reader: KeyReader, data_set: JsonObject, command: str) -> Json:
     if command == "pt" and not reader.on("use_chat_template"):
-        return data_set | _pretrained(reader, name)
+        return data_set | _pretrained(reader, str(data_set["path"]))
     return data_set
 
 
@@ -91,9 +124,17 @@ def _columns(reader: KeyReader) -> JsonObject:
 
 
 def loss_scale(reader: KeyReader) -> None:
-    """Which tokens have loss: ``loss_scale`` without what it says of empty thoughts."""
-    scale, _, more = reader.text("loss_scale").partition("+")
-    reader.facts["loss_scale"] = more if more and more != "ignore_empty_think" else scale
+    """Which tokens have loss: the strategy of ``loss_scale``, and what is left of it.
+
+    What it says of empty thoughts is the chat template's. In `swift rlhf` the default is the last answer's.
+    """
+    strategy, *more = reader.text("loss_scale").split("+")
+    if strategy not in ("default", "last_round", "all", ""):
+        more, strategy = [strategy, *more], "default"
+    if not strategy and reader.facts["job"] == "rlhf":
+        strategy = "default" if reader.facts["word"] == "orpo" else "last_round"
+    reader.facts["loss_scale"] = strategy
+    reader.facts["weights"] = ", ".join(name for name in more if name not in ("ignore_empty_think", "base"))
 
 
 def length(reader: KeyReader) -> None:
@@ -103,12 +144,11 @@ def length(reader: KeyReader) -> None:
     limit = written or model_config.get("max_position_embeddings")
     note = "" if written else "all positions of the model"
     if not isinstance(limit, int):
-        reader.lose(
-            "max_length",
-            "ms-swift's limit is all positions of the model (no config.json here): set data.max_length",
-        )
+        says = "ms-swift's limit is all positions of the model (no config.json here): set data.max_length"
+        reader.departs("max_length", says, unset=True)
     elif reader.facts["word"] in _ROLLOUTS:
         answer = completion_length(reader)
+        reader.set("data.max_prompt_length", limit, "max_length", note)
         note = f"{limit} of the prompt ({note or 'max_length'}) and {answer} of the answer"
         reader.keep("max_length", "data.max_length", limit + answer, note)
     else:

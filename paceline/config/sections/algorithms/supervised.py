@@ -12,12 +12,16 @@ from paceline.config.sections.types import Float, Int, OptInt, OptPath, Section,
 class SftOptions(Section):
     """Supervised fine-tuning; option names as in TRL's SFTConfig."""
 
-    loss_type: Annotated[str, Word("nll", "dft")] = Field(
+    loss_type: Annotated[str, Word("nll", "dft", "eaft")] = Field(
         default="nll",
         description=(
             "nll: the mean negative log-likelihood of the tokens; dft: each token's weighted by its own"
-            " probability, without gradient through the weight (dynamic fine-tuning, arXiv:2508.05629)."
+            " probability, without gradient through the weight (dynamic fine-tuning, arXiv:2508.05629); eaft:"
+            " by the entropy of its distribution (entropy-adaptive fine-tuning, arXiv:2601.02151)."
         ),
+    )
+    eaft_alpha: Float = Field(
+        default=1.0, ge=0, description="With loss_type: eaft, the exponent of the entropy over 3 nats."
     )
 
 
@@ -72,6 +76,13 @@ class DistillationOptions(Section):
     )
     alpha: Float = Field(
         default=0.0, ge=0, lt=1, description="Weight of the SFT loss: (1 - alpha) · divergence + alpha · nll."
+    )
+    loss_type: Annotated[str, Word("mixed", "asft")] = Field(
+        default="mixed",
+        description=(
+            "mixed: as alpha says; asft: dft + alpha · divergence, where the teacher is the model before the"
+            " training (anchored SFT, arXiv:2509.23753)."
+        ),
     )
     lmbda: Float = Field(
         default=0.0,
