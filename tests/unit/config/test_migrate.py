@@ -240,3 +240,20 @@ def test_one_file_is_read_as_the_folder_is(tmp_path: Path) -> None:
     folder = made(tmp_path, SHAPES["axolotl"])
     (job,) = migrate_folder(folder / "conf" / "a.yaml", of_config).jobs
     assert job.imported is not None and job.imported.system == "axolotl"
+
+
+def test_a_program_of_one_s_own_is_named_and_what_the_yaml_lacks(tmp_path: Path) -> None:
+    """As in public repositories: modules, a loop over evaluations, a trainer that names its model itself."""
+    files = {
+        "module.sh": "accelerate launch -m scripts.train_stage1 --config a.yaml\n",
+        "infer.sh": "for p in a b; do python infer.py --prompt $p; done\n",
+        "own.sh": "torchrun train.py --output_dir o --learning_rate 1e-4 --per_device_train_batch_size 2\n",
+        "broken.sh": "echo 'open\n",
+    }
+    migration = migrated(tmp_path, files)
+    jobs = {job.name: job for job in migration.jobs}
+    assert {*jobs} == {"module", "own"} and "scripts.train_stage1 is a program of its own" in (
+        jobs["module"].not_read[0].what
+    )
+    assert jobs["own"].lacks == ["model.name_or_path", "data.train"] and jobs["own"].loses
+    assert {place.partition(":")[0] for place in migration.beside} == {"infer.sh", "broken.sh"}

@@ -87,7 +87,7 @@ class Command:
 
 @dataclass
 class Commands:
-    """What a shell text starts: trainings, other jobs of known programs, scripts, and what may train.
+    """What a shell text starts: trainings, other jobs of known programs, scripts, modules, what may train.
 
     ``folder``: where it went last (``cd``).
     """
@@ -97,6 +97,7 @@ class Commands:
     trainings: list[tuple[Command, Ran]] = field(default_factory=list)
     others: list[Ran] = field(default_factory=list)
     scripts: list[Ran] = field(default_factory=list)
+    modules: list[Ran] = field(default_factory=list)
     doubtful: list[Ran] = field(default_factory=list)
 
 
@@ -187,6 +188,8 @@ def _sort(ran: Ran, path: str, around: Around | None, commands: Commands) -> Non
         commands.trainings.append((command, ran))
     elif around is not None and script_of(ran.words, ran.lines):
         commands.scripts.append(ran)
+    elif around is not None and _runs_module(ran):
+        commands.modules.append(ran)
     elif _starts_another(ran):
         commands.doubtful.append(ran)
 
@@ -221,6 +224,14 @@ def _chosen(trainings: list[tuple[Command, Ran]], text: str, path: str, headers:
         raise not_certain(ran, text, path)
     command.launch.options += headers
     return command
+
+
+def _runs_module(ran: Ran) -> bool:
+    """Whether torchrun, accelerate or deepspeed run a module (``-m``) that is no known program."""
+    launch = launch_of(ran.words, ran.lines)
+    names = [option.name for option in launch.options]
+    started = any(name in _STARTERS[:-1] for name in launch.launchers)
+    return started and "module" in names and launch.program < len(ran.words)
 
 
 def _starts_another(ran: Ran) -> bool:

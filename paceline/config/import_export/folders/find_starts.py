@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from paceline.config import codes
 from paceline.config.backend_files.detect import not_imported, program_of_command
@@ -27,6 +28,12 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 
 _DEEPEST = 4  # scripts that start scripts
+#: names of programs that may train
+TRAINS = re.compile(r"(?i)(train|sft|dpo|grpo|ppo|kto|orpo|rlhf|reward|tune|lora)")
+_MENTIONS = re.compile(
+    r"llamafactory|\btrl\b|\bswift\b|axolotl|torchrun|accelerate launch|\bdeepspeed\b|train\w*\.py"
+    r"|distributed\.run"
+)
 _SBATCH = re.compile(r"^#SBATCH.*$", re.M)
 
 
@@ -119,7 +126,10 @@ class _Finder:
             matches = commands_in(text, name, tuple(arguments), around)
         except ConfigError as error:
             problems = tuple(_moved(item, snippet, holder) for item in error.diagnostics)
-            yield replace(first, problems=problems)
+            if _MENTIONS.search(text):
+                yield replace(first, problems=problems)
+            else:
+                yield replace(first, does=f"not read: {problems[0].what} ({problems[0].where})")
             return
         directives = tuple(_SBATCH.findall(text))
         for command, ran in matches.trainings:
@@ -130,7 +140,9 @@ class _Finder:
             problems = tuple(
                 _moved(item, snippet, holder) for item in not_certain(ran, text, name).diagnostics
             )
-            yield replace(first, line=snippet.line(ran.line), problems=problems)
+            yield replace(first, line=snippet.line(ran.line), problems=problems, words=tuple(ran.words))
+        for ran in matches.modules:
+            yield replace(first, line=snippet.line(ran.line), **_module(ran, holder, snippet))
         for ran in matches.scripts:
             yield from self._followed_by(ran, snippet, matches, through)
         program = None if matches.trainings else program_of_command(text)
@@ -231,6 +243,17 @@ def _without_parents(parts: list[str]) -> list[str]:
         elif part not in (".", ".."):
             kept.append(part)
     return kept
+
+
+def _module(ran: Ran, holder: str, snippet: Snippet) -> dict[str, Any]:
+    """Return the fields of a start that runs a module of Python that is no known program."""
+    words = ran.words[launch_of(ran.words, ran.lines).program :]
+    if not TRAINS.search(words[0]):
+        return {"does": f"it starts {words[0]}, which is no training of a known program"}
+    message = f"{words[0]} is a program of its own: its arguments do not tell what it trains"
+    hint = "write a Paceline YAML (docs/how-to/configure.md)"
+    place = f"{holder}:{snippet.line(ran.line)}"
+    return {"problems": (codes.CONFIG_IMPORT_COMMAND(message, place, " ".join(words)[:200], hint),)}
 
 
 def _does(ran: Ran) -> str:

@@ -13,6 +13,7 @@ from paceline.config import codes
 from paceline.config.backend_files.detect import not_imported
 from paceline.config.import_export.commands.command_line import Command
 from paceline.config.import_export.folders.find_starts import (
+    TRAINS,
     Starts,
     TrainingStart,
     bases,
@@ -29,7 +30,6 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 
-_TRAINS = re.compile(r"(?i)(train|sft|dpo|grpo|ppo|kto|orpo|rlhf|reward|tune|lora)")
 _ARGUMENTS = re.compile(
     r"\b(Seq2Seq)?TrainingArguments\(|\b(SFT|DPO|KTO|GRPO|RLOO|Reward|PPO|ORPO|CPO)Config\("
 )
@@ -63,9 +63,20 @@ class FolderJob:
         return [item for matches in self.findings.values() for item in matches if item.verdict is verdict]
 
     @property
+    def lacks(self) -> list[str]:
+        """Return what a YAML needs and this one does not hold: the person's own program names it."""
+        needed = {"model.name_or_path": "model", "data.train": "data.train"}
+        settings = self.imported.settings if self.imported else {}
+        return [
+            path
+            for path, start in needed.items()
+            if self.imported and not any(f"{key}.".startswith(f"{start}.") for key in settings)
+        ]
+
+    @property
     def loses(self) -> bool:
         """Whether something that acts is lost."""
-        return bool(self.not_read or self.problems or self.of(KeyVerdict.LOST))
+        return bool(self.not_read or self.problems or self.lacks or self.of(KeyVerdict.LOST))
 
 
 @dataclass
@@ -167,7 +178,7 @@ class _Former:
         self._used |= {*job.files}
         if start.problems or start.command is None:
             job.not_read = start.problems
-            return job
+            return job if self._may_train(start) else "not read, and no training by its name"
         job.folder = self._folder(start)
         program = self._program(start, job)
         with contextlib.chdir(self._listed.root / job.folder):
@@ -210,12 +221,22 @@ class _Former:
         self._lay_out(job, imported, None, file.path)
         return job
 
+    def _may_train(self, start: TrainingStart) -> bool:
+        """Whether a start that could not be read trains by what is known: its program, or its name."""
+        command = start.command
+        words = start.words if command is None else start.words[command.launch.program :][:2]
+        if command is None and not words:
+            return True
+        if command is not None and (command.system is not None or command.config is not None):
+            return True
+        return TRAINS.search(" ".join(PurePosixPath(word).name for word in words[:40])) is not None
+
     def _unknown_program(self, start: TrainingStart, program: str, job: FolderJob) -> FolderJob | str:
         """A script of a person's own, whose arguments are of no known program."""
         words = start.words[start.command.launch.program :] if start.command else ()
         name = words[0] if words else "a program"
         text = self._listed.files[program].text if program else ""
-        if not (_ARGUMENTS.search(text) or _TRAINS.search(PurePosixPath(name).name)):
+        if not (_ARGUMENTS.search(text) or TRAINS.search(PurePosixPath(name).name)):
             return f"it starts {name}, which is no training of a known program"
         message = f"{name} is a program of its own: its arguments do not tell what it trains"
         hint = "write a Paceline YAML (docs/how-to/configure.md)"

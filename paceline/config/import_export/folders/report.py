@@ -75,6 +75,8 @@ def _of_job(job: FolderJob, migration: MigratedFolder, to: Path | None, every: b
         return
     if job.folder:
         yield f"  runs in: {job.folder} (paths in it mean files there)"
+    if job.lacks:
+        yield f"  to add to our YAML: {', '.join(job.lacks)} (the program itself names them)"
     state = "fine" if not job.problems else f"{_count(len(job.problems), 'finding')} above to mend"
     name = str(to / job.name if to else job.name)
     yield f"  our YAML: {name}.yaml: {state}{'' if to else ' (--to DIR writes it)'}"
@@ -130,6 +132,7 @@ def report_json(migration: MigratedFolder, to: Path | None) -> JsonObject:
                 "system": job.imported.system if job.imported else None,
                 "folder": job.folder,
                 "files": files,
+                "lacks": list(job.lacks),
                 "missing": list(dict.fromkeys(job.missing)),
                 "problems": [problem.to_json() for problem in (*job.not_read, *job.problems)],
                 "yaml": job.yaml or None,
