@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import codes
 from paceline.cli.options import AsJson
-from paceline.core.errors import ExitCode
+from paceline.core.errors import ConfigError, ExitCode
 
 
 def migrate(
@@ -21,6 +22,16 @@ def migrate(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over files that exist in --to.")] = False,
     as_json: AsJson = False,
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove", help="Train three steps of a small sibling by both programs, and compare the losses."
+        ),
+    ] = False,
+    python: Annotated[
+        Path | None,
+        typer.Option("--python", help="Python of the other program's environment, for --prove."),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="List every key, also those that are kept.")] = False,
 ) -> None:
     """Translate a folder of another program: scripts, configs, data descriptions, manifests.
@@ -29,11 +40,23 @@ def migrate(
     job. Nothing of the folder is executed. Exit code 1: something that acts was lost.
     """
     from paceline.api.migrating import migrate as migrated
+    from paceline.api.proving import prove as proven
     from paceline.config.import_export.folders.report import report_json, report_text
 
+    if prove and python is None:
+        message, hint = "a proof asks the other program", "--python /path/of/its/environment/bin/python"
+        raise ConfigError(codes.CLI_OPTION(message, "--prove", "", hint))
     migration = migrated(path, to=to, force=force)
-    if as_json:
-        typer.echo(json.dumps(report_json(migration, to), indent=1, ensure_ascii=False))
-    else:
+    if not as_json:
         typer.echo(report_text(migration, to, every=every))
-    raise typer.Exit(int(ExitCode.FAILED if migration.loses else ExitCode.OK))
+    proofs = []
+    for proof in proven(migration, python) if prove and python else ():
+        proofs.append(proof)
+        if not as_json:
+            typer.echo(f"\n{proof.text()}")
+    if as_json:
+        report = report_json(migration, to)
+        report |= {"proofs": [proof.to_json() for proof in proofs]} if prove else {}
+        typer.echo(json.dumps(report, indent=1, ensure_ascii=False))
+    differs = any(proof.difference is not None and not proof.agrees for proof in proofs)
+    raise typer.Exit(int(ExitCode.FAILED if migration.loses or differs else ExitCode.OK))

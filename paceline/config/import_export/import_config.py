@@ -94,14 +94,11 @@ def import_command(command: Command, system: str | None = None, algorithm: str |
 
     Raises ConfigError.
     """
-    data, lines, name = command.data, dict(command.lines), command.name
-    below: JsonObject = {}
-    if command.config in command.files:
-        below, places = _written(command, command.config)
-        lines, name = places | lines, command.name
-    elif command.config is not None:
-        below, places = read_foreign(command.config)
-        lines, name = places | lines, f"{command.config} and {name}"
+    data, name = command.data, command.name
+    below, places = lower_keys(command)
+    lines = places | command.lines
+    if command.config is not None and command.config not in command.files:
+        name = f"{command.config} and {name}"
     chosen = system or command.system or system_of(below | data)
     algorithm = algorithm or command.algorithm
     translator = TRANSLATORS.get(chosen or "")
@@ -139,6 +136,13 @@ def import_command(command: Command, system: str | None = None, algorithm: str |
     if job is not None:
         joined(imported, job)
     return imported
+
+
+def lower_keys(command: Command) -> tuple[JsonObject, dict[str, int]]:
+    """Return the keys of the config file that a command names, with their lines. Raises ConfigError."""
+    if command.config in command.files:
+        return _written(command, command.config)
+    return ({}, {}) if command.config is None else read_foreign(command.config)
 
 
 def _written(command: Command, file: str) -> tuple[JsonObject, dict[str, int]]:

@@ -11,13 +11,18 @@ from typing import Any
 import pytest
 from folder_shapes import SHAPES
 
+from paceline.api.proving import prove
 from paceline.cli.main import dispatch
 from paceline.config.import_export.folders.find_starts import find_starts
 from paceline.config.import_export.folders.form_jobs import FolderJob, MigratedFolder, migrate_folder
 from paceline.config.import_export.folders.list_files import list_folder
+from paceline.config.import_export.import_config import import_data
+from paceline.config.import_export.verdicts import KeyVerdict, flat
+from paceline.config.import_export.write_yaml import accepted
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
 from paceline.rules import of_config
+from paceline.verify.peer_proof import PeerProof, cannot_be_proven, for_ours, peer_task
 
 #: shape → job → (system, algorithm, nodes, processes of a node, files with a part, words of our command)
 EXPECTED: dict[str, dict[str, tuple[str, str, int, int | None, set[str], str]]] = {
@@ -257,3 +262,56 @@ def test_a_program_of_one_s_own_is_named_and_what_the_yaml_lacks(tmp_path: Path)
     )
     assert jobs["own"].lacks == ["model.name_or_path", "data.train"] and jobs["own"].loses
     assert {place.partition(":")[0] for place in migration.beside} == {"infer.sh", "broken.sh"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "system", "trainer", "named"),
+    [
+        ("llamafactory", "llamafactory", "sft", {"adapter_name_or_path", "dataset_dir", "lora_rank"}),
+        ("axolotl", "axolotl", "sft", {"datasets", "learning_rate", "micro_batch_size"}),
+        ("makefile", "trl", "sft", {"dataset_name", "packing", "model_name_or_path"}),
+    ],
+)
+def test_a_proof_replaces_model_and_data_alone(
+    tmp_path: Path, shape: str, system: str, trainer: str, named: set[str]
+) -> None:
+    """What both programs train keeps the person's other keys; our import of it is a whole YAML."""
+    job = migrated(tmp_path / "theirs", SHAPES[shape]).jobs[0]
+    task = peer_task(system, job.given, job.trainer, None, tmp_path)
+    assert task.trainer == trainer and named <= {*task.keys}
+    model = "base_model" if system == "axolotl" else "model_name_or_path"
+    assert task.keys[model] == str(tmp_path / "model") and task.keys["max_steps"] == 3
+    for name, text in task.files.items():
+        (tmp_path / name).write_text(text)
+    keys = for_ours(task)
+    imported = import_data(keys, dict.fromkeys(flat(keys), 1), "given.yaml", system, trainer)
+    composed, problems = accepted(imported, "small", of_config)
+    assert problems == [] and str(tmp_path / "model") in composed.text
+    assert {finding.key for finding in imported.of(KeyVerdict.LOST)} == set()
+
+
+def test_a_proof_s_verdict_is_the_largest_difference() -> None:
+    equal = PeerProof("a", "TRL", (1.0, 0.5), (1.00001, 0.5))
+    assert equal.agrees and "largest difference 1.0e-05: equal" in equal.text()
+    apart = PeerProof("a", "TRL", (1.0, 0.5), (1.0, 0.6), notes=("left out in both: fsdp",))
+    assert not apart.agrees and "they differ" in apart.text() and apart.text().endswith("fsdp")
+    assert not PeerProof("a", "TRL", (1.0,), (1.0, 0.5)).agrees
+    assert "not proven: why" in PeerProof("a", "TRL", problem="why").text()
+    assert "drawn anew" in cannot_be_proven("trl", "grpo") and "not asked yet" in cannot_be_proven(
+        "swift", ""
+    )
+
+
+def test_a_proof_needs_the_other_program_s_python(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a proof asks the other program"):
+        dispatch(["migrate", str(made(tmp_path, SHAPES["axolotl"])), "--prove"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["llamafactory", "makefile"])
+def test_the_peer_and_paceline_train_the_same_losses(shape: str, tmp_path: Path) -> None:
+    name = {"makefile": "trl"}.get(shape, shape)
+    python = Path(os.environ.get("PACELINE_PEERS", "/opt/envs")) / name / "bin/python"
+    assert python.exists(), "make it: scripts/test --peers"
+    proofs = list(prove(migrated(tmp_path, SHAPES[shape]), python))
+    assert proofs and all(proof.agrees for proof in proofs), [proof.text() for proof in proofs]

@@ -22,13 +22,19 @@ from paceline.config.import_export.folders.find_starts import (
 )
 from paceline.config.import_export.folders.list_files import FolderFile, FolderFiles, list_folder
 from paceline.config.import_export.folders.read_configs import NAMES, NOT_IMPORTED, Configs, kind_of_config
-from paceline.config.import_export.import_config import TRANSLATORS, import_command, import_config, system_of
+from paceline.config.import_export.import_config import (
+    TRANSLATORS,
+    import_command,
+    import_config,
+    lower_keys,
+    system_of,
+)
 from paceline.config.import_export.verdicts import Finding, Imported, KeyVerdict, Setting, flat
 from paceline.config.import_export.write_yaml import accepted, left_over
 from paceline.config.load import Rules
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, JsonObject
 
 _ARGUMENTS = re.compile(
     r"\b(Seq2Seq)?TrainingArguments\(|\b(SFT|DPO|KTO|GRPO|RLOO|Reward|PPO|ORPO|CPO)Config\("
@@ -44,6 +50,7 @@ class FolderJob:
     - ``findings``: by file, the verdict on each of its keys; defaults of the program are its config's
     - ``files``: those that take part, with what each is; ``missing``: those that are named and not here
     - ``problems``: what stands against the YAML; ``not_read``: why there is none
+    - ``given``: the other program's keys, the command's over its file's; ``trainer``: which training it is
     """
 
     name: str
@@ -57,6 +64,8 @@ class FolderJob:
     missing: list[str] = field(default_factory=list)
     problems: list[Diagnostic] = field(default_factory=list)
     not_read: tuple[Diagnostic, ...] = ()
+    given: JsonObject = field(default_factory=dict)
+    trainer: str = "sft"
 
     def of(self, verdict: KeyVerdict) -> list[Finding]:
         """Return its findings with a verdict."""
@@ -185,6 +194,7 @@ class _Former:
             try:
                 self._find_files(start.command, job)
                 imported = import_command(start.command)
+                job.given = lower_keys(start.command)[0] | start.command.data
             except ConfigError as error:
                 known = start.command.system is not None or start.command.config is not None
                 if error.diagnostics[0].code == codes.CONFIG_IMPORT_SYSTEM.name and not known:
@@ -213,6 +223,7 @@ class _Former:
         with contextlib.chdir(self._listed.root / job.folder):
             try:
                 imported = import_config(os.path.relpath(file.path, job.folder or "."), system)
+                job.given = data
             except ConfigError as error:
                 job.not_read = error.diagnostics
                 job.files[file.path] = f"config of {NAMES[system]}"
@@ -251,6 +262,9 @@ class _Former:
         title = f"made by `paceline migrate` from {job.place} ({imported.system})"
         composed, refused = accepted(imported, title, self._rules)
         job.imported, job.yaml = imported, composed.text
+        algorithm = imported.settings.get("training.algorithm")
+        stage = job.given.get("stage") or job.given.get("rl")
+        job.trainer = str(stage or (algorithm.value if algorithm else "sft"))
         job.problems = list(refused or left_over(composed.text, self._rules))
 
     # ---- files

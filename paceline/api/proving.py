@@ -1,0 +1,141 @@
+"""``paceline migrate --prove``: three steps of each job by the other program and by Paceline."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.config.import_export.folders.read_configs import NAMES
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
+from paceline.launch.process_spec import import_path, module_argv
+from paceline.verify import peer_program
+from paceline.verify.peer_proof import PeerProof, PeerTask, cannot_be_proven, for_ours, peer_task
+
+if TYPE_CHECKING:
+    from paceline.config.import_export.folders.form_jobs import FolderJob, MigratedFolder
+
+_LONGEST = 1200  # seconds of one program
+#: what a program wants to be told on a machine without accelerator and network
+_ALONE = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "ACCELERATE_USE_CPU": "true",
+    "CUDA_VISIBLE_DEVICES": "",
+    "DISABLE_VERSION_CHECK": "1",
+    "AXOLOTL_DO_NOT_TRACK": "1",
+    "WANDB_MODE": "disabled",
+}
+
+
+class _NoLosses(Exception):
+    """A program that did not come to its losses, with the reason."""
+
+
+def prove(migration: MigratedFolder, python: Path) -> Iterator[PeerProof]:
+    """Yield the proof of each job that was imported; ``python``: of the other program's environment.
+
+    Nothing of the person's folder runs: both programs train a small sibling, made here, on rows made here.
+    """
+    systems = {name: system for system, name in NAMES.items()}
+    for job in migration.jobs:
+        if job.imported is not None:
+            yield _proof(job, systems[job.imported.system], migration, python)
+
+
+def _proof(job: FolderJob, system: str, migration: MigratedFolder, python: Path) -> PeerProof:
+    name, trainer = NAMES[system], job.trainer
+    if why := cannot_be_proven(system, trainer):
+        return PeerProof(job.name, name, problem=why)
+    config = _model_config(job, migration)
+    with tempfile.TemporaryDirectory(prefix="paceline-prove-") as scratch:
+        folder = Path(scratch)
+        task = peer_task(system, job.given, trainer, config, folder)
+        notes = [] if config else ["the model's config is not here: a small Llama stands for it"]
+        if task.left_out:
+            notes.append(f"left out in both: {', '.join(task.left_out)}")
+        if system == "trl" and job.given.get("use_peft"):
+            notes.append("all weights train in both: TRL draws its adapters anew")
+        try:
+            _write(task, folder)
+            theirs, ours = _theirs(task, folder, python), _ours(task, folder)
+        except _NoLosses as error:
+            return PeerProof(job.name, name, problem=str(error), notes=tuple(notes))
+    return PeerProof(job.name, name, tuple(theirs), tuple(ours), notes=tuple(notes))
+
+
+def _model_config(job: FolderJob, migration: MigratedFolder) -> JsonObject | None:
+    """Return the config of the job's model: of its folder, or of a model that is known by its name."""
+    from paceline.plan.model.model_catalogue import named_config
+
+    setting = job.imported.settings.get("model.name_or_path") if job.imported else None
+    given = str(setting.value) if setting else ""
+    beside = migration.listed.root / job.folder / given
+    try:
+        return dict(named_config(str(beside) if given and beside.is_dir() else given))
+    except ConfigError:
+        return None
+
+
+def _write(task: PeerTask, folder: Path) -> None:
+    """Write rows, model and adapter."""
+    for name, text in task.files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    job = folder / "sibling.json"
+    job.write_text(json.dumps(task.sibling), encoding="utf-8")
+    _run(module_argv("paceline.models.loading.write_sibling", str(job)), folder, import_path(os.environ))
+
+
+def _theirs(task: PeerTask, folder: Path, python: Path) -> list[float]:
+    given, answer = folder / "given.json", folder / "answer.json"
+    keys: Json = [task.trainer, task.keys] if task.system == "trl" else task.keys
+    given.write_text(json.dumps(keys), encoding="utf-8")
+    argv = [str(python), str(peer_program.__file__), task.system, str(given), str(answer)]
+    _run(argv, folder, {})
+    losses = json.loads(answer.read_text(encoding="utf-8"))
+    if isinstance(losses, dict):
+        raise _NoLosses(f"{NAMES[task.system]} refuses the keys: {losses['error']}")
+    return [float(loss) for loss in losses]
+
+
+def _ours(task: PeerTask, folder: Path) -> list[float]:
+    from paceline.config.import_export.import_config import import_data
+    from paceline.config.import_export.verdicts import flat
+    from paceline.config.import_export.write_yaml import accepted
+    from paceline.core.rundir import RunDir
+    from paceline.rules import of_config
+    from paceline.runlog.events import Step, read_events
+
+    keys = for_ours(task)
+    trainer = task.trainer if task.system == "trl" else None
+    imported = import_data(keys, dict.fromkeys(flat(keys), 1), "given.yaml", task.system, trainer)
+    composed, problems = accepted(imported, "three steps of a small sibling", of_config)
+    if problems:
+        raise _NoLosses("\n".join(problem.render() for problem in problems))
+    file, run = folder / "ours.yaml", folder / "ours"
+    file.write_text(composed.text, encoding="utf-8")
+    argv = module_argv("paceline.cli.main", "train", str(file), f"training.output_dir={run}", "--nproc", "1")
+    _run(argv, folder, {**import_path(os.environ), "PACELINE_CACHE": str(folder / "cache")})
+    events = [record.event for record in read_events(RunDir.at(run).events(0))]
+    return [event.loss for event in events if isinstance(event, Step)]
+
+
+def _run(argv: list[str], folder: Path, more: dict[str, str]) -> None:
+    """Run a program to its end. Raises _NoLosses with the end of what it says."""
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | _ALONE | more
+    try:
+        ended = subprocess.run(
+            argv, env=environ, cwd=folder, capture_output=True, text=True, check=False, timeout=_LONGEST
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _NoLosses(f"{argv[0]}: {error}") from error
+    if ended.returncode:
+        last = "\n".join(ended.stderr.strip().splitlines()[-6:])
+        raise _NoLosses(f"{Path(argv[0]).name} {' '.join(argv[1:4])} ended with {ended.returncode}: {last}")
