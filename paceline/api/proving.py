@@ -61,6 +61,8 @@ def _proof(job: FolderJob, system: str, migration: MigratedFolder, python: Path)
         notes = [] if config else ["the model's config is not here: a small Llama stands for it"]
         if task.left_out:
             notes.append(f"left out in both: {', '.join(task.left_out)}")
+        if system == "axolotl" and job.given.get("gradient_accumulation_steps") not in (None, 1):
+            notes.append("one micro-batch a step: axolotl weighs several alike, Paceline by their tokens")
         if system == "trl" and job.given.get("use_peft"):
             notes.append("all weights train in both: TRL draws its adapters anew")
         try:

@@ -117,8 +117,9 @@ def peer_task(
     if adapter and system == "llamafactory":
         keys["adapter_name_or_path"] = str(folder / "adapter")
     if system == "axolotl":
+        # It weighs the micro-batches of a step alike, whatever tokens they hold: one is compared
         packed = bool(keys.get("sample_packing"))
-        keys |= {"micro_batch_size": 1 if packed else 4, "gradient_accumulation_steps": 1 if packed else 2}
+        keys |= {"micro_batch_size": 1 if packed else _ROWS, "gradient_accumulation_steps": 1}
     if adapter and system == "axolotl":
         keys |= {"adapter": "lora", "lora_model_dir": str(folder / "adapter"), "lora_target_linear": True}
         keys |= dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)

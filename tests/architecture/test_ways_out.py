@@ -116,7 +116,7 @@ def test_every_program_of_the_package_redacts_what_it_prints() -> None:
         "paceline/config/backend_files/docs_page.py",
         "paceline/plan/model/families_page.py",
     }
-    # The first calls the console script's own ``main``; the second prints nothing, in an environment without us
+    # The one calls the console script's own ``main``; the other prints nothing, where Paceline is not
     another = {"paceline/__main__.py", "paceline/verify/peer_program.py"}
     bare = []
     for source in sources():
