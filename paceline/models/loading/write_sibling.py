@@ -30,7 +30,7 @@ _SPREAD = 0.2  # of the weights
 
 
 @program
-def main() -> None:
+def main() -> int:
     """Write model, tokenizer and adapter into the job's folder."""
     job = json.loads(read_text(Path(sys.argv[1])))
     folder = Path(job["folder"])
@@ -38,6 +38,7 @@ def main() -> None:
     model = write_model(folder / "model", job["config"], tokenizer)
     if job.get("adapter"):
         write_adapter(folder / "adapter", model, job["adapter"])
+    return 0
 
 
 def write_tokenizer(folder: Path, tokens: Sequence[str]) -> PreTrainedTokenizerFast:
@@ -91,4 +92,4 @@ def write_adapter(folder: Path, model: PreTrainedModel, options: dict[str, Any])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
