@@ -14,6 +14,7 @@ from paceline.config.import_export.folders.read_configs import NAMES
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.launch.process_spec import import_path, module_argv
+from paceline.plan.model.model_catalogue import known_models, named_config
 from paceline.verify import peer_program
 from paceline.verify.peer_proof import PeerProof, PeerTask, cannot_be_proven, for_ours, peer_task
 
@@ -54,11 +55,12 @@ def _proof(job: FolderJob, system: str, migration: MigratedFolder, python: Path)
     name, trainer = NAMES[system], job.trainer
     if why := cannot_be_proven(system, trainer):
         return PeerProof(job.name, name, problem=why)
-    config = _model_config(job, migration)
+    known = _model_config(job, migration)
+    stand_in = next(iter(known_models()))
     with tempfile.TemporaryDirectory(prefix="paceline-prove-") as scratch:
         folder = Path(scratch)
-        task = peer_task(system, job.given, trainer, config, folder)
-        notes = [] if config else ["the model's config is not here: a small Llama stands for it"]
+        task = peer_task(system, job.given, trainer, known or named_config(stand_in), folder)
+        notes = [] if known else [f"the model's config is not here: a small {stand_in} stands for it"]
         if task.left_out:
             notes.append(f"left out in both: {', '.join(task.left_out)}")
         if system == "axolotl" and job.given.get("gradient_accumulation_steps") not in (None, 1):
@@ -75,8 +77,6 @@ def _proof(job: FolderJob, system: str, migration: MigratedFolder, python: Path)
 
 def _model_config(job: FolderJob, migration: MigratedFolder) -> JsonObject | None:
     """Return the config of the job's model: of its folder, or of a model that is known by its name."""
-    from paceline.plan.model.model_catalogue import named_config
-
     setting = job.imported.settings.get("model.name_or_path") if job.imported else None
     given = str(setting.value) if setting else ""
     beside = migration.listed.root / job.folder / given

@@ -20,15 +20,6 @@ TOLERANCE = 1e-4
 SYSTEMS = ("llamafactory", "axolotl", "trl")
 _ROWS = 8
 _MARKS = re.compile(r"<[^<>\s'\"]{1,40}>|\[/?[A-Z_]{2,30}\]")
-#: in place of a model whose config is not here
-_LLAMA: JsonObject = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 _PAIRED = ("dpo", "ipo", "orpo", "simpo")
 
 
@@ -101,7 +92,7 @@ def cannot_be_proven(system: str, trainer: str) -> str:
 
 
 def peer_task(
-    system: str, given: JsonObject, trainer: str, config: Mapping[str, Json] | None, folder: Path
+    system: str, given: JsonObject, trainer: str, config: Mapping[str, Json], folder: Path
 ) -> PeerTask:
     """Return what both programs train; model, adapter and rows are to lie in ``folder``."""
     row = as_object(read_table("proof", "import_export")[system])
@@ -125,9 +116,8 @@ def peer_task(
         keys |= dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
     templates = as_object(read_templates()).get(str(keys.get("template")))
     tokens: list[Json] = sorted({*_MARKS.findall(json.dumps(templates, ensure_ascii=False))})
-    model = shrunk(config) if config else _LLAMA
     sibling: JsonObject = {
-        "config": model,
+        "config": shrunk(config),
         "folder": str(folder),
         "tokens": tokens,
         "adapter": adapter or None,

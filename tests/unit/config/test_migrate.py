@@ -21,6 +21,7 @@ from paceline.config.import_export.verdicts import KeyVerdict, flat
 from paceline.config.import_export.write_yaml import accepted
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
+from paceline.plan.model.model_catalogue import named_config
 from paceline.rules import of_config
 from paceline.verify.peer_proof import PeerProof, cannot_be_proven, for_ours, peer_task
 
@@ -277,7 +278,7 @@ def test_a_proof_replaces_model_and_data_alone(
 ) -> None:
     """What both programs train keeps the person's other keys; our import of it is a whole YAML."""
     job = migrated(tmp_path / "theirs", SHAPES[shape]).jobs[0]
-    task = peer_task(system, job.given, job.trainer, None, tmp_path)
+    task = peer_task(system, job.given, job.trainer, named_config("gpt2"), tmp_path)
     assert task.trainer == trainer and named <= {*task.keys}
     model = "base_model" if system == "axolotl" else "model_name_or_path"
     assert task.keys[model] == str(tmp_path / "model") and task.keys["max_steps"] == 3
