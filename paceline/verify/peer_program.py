@@ -12,21 +12,21 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-_TRAINERS = {"sft": "SFT", "dpo": "DPO", "kto": "KTO"}
+Keys = dict[str, float | str | bool | None]
+Log = list[dict[str, float]]
 
 
-def llamafactory(given: dict[str, Any], folder: str) -> list[dict[str, Any]]:
+def llamafactory(given: Keys, folder: str) -> Log:
     """Train as ``llamafactory-cli train`` does; return the trainer's log."""
     tuner = importlib.import_module("llamafactory.train.tuner")
     tuner.run_exp(args={**given, "output_dir": folder})
-    state: dict[str, Any] = json.loads((Path(folder) / "trainer_state.json").read_text(encoding="utf-8"))
-    log: list[dict[str, Any]] = state["log_history"]
+    state = json.loads((Path(folder) / "trainer_state.json").read_text(encoding="utf-8"))
+    log: Log = state["log_history"]
     return log
 
 
-def axolotl(given: dict[str, Any], folder: str) -> list[dict[str, Any]]:
+def axolotl(given: Keys, folder: str) -> Log:
     """Train as ``axolotl train`` does; return the trainer's log."""
     train = importlib.import_module("axolotl.train").train
     config = importlib.import_module("axolotl.cli.config")
@@ -37,14 +37,14 @@ def axolotl(given: dict[str, Any], folder: str) -> list[dict[str, Any]]:
     cfg = config.load_cfg(str(file))
     rows = (datasets.load_preference_datasets if cfg.rl else datasets.load_datasets)(cfg=cfg)
     _, _, trainer = train(cfg=cfg, dataset_meta=rows)
-    log: list[dict[str, Any]] = trainer.state.log_history
+    log: Log = trainer.state.log_history
     return log
 
 
-def trl(given: tuple[str, dict[str, Any]], folder: str) -> list[dict[str, Any]]:
+def trl(given: tuple[str, Keys], folder: str) -> Log:
     """Train as TRL's own script does; return the trainer's log."""
     library, transformers = importlib.import_module("trl"), importlib.import_module("transformers")
-    name, keys = _TRAINERS[given[0]], given[1]
+    name, keys = given[0].upper(), given[1]
     classes = (library.ScriptArguments, getattr(library, f"{name}Config"), library.ModelConfig)
     file = Path(folder) / "given.yaml"
     file.write_text(json.dumps({**keys, "output_dir": folder}), encoding="utf-8")
@@ -60,11 +60,11 @@ def trl(given: tuple[str, dict[str, Any]], folder: str) -> list[dict[str, Any]]:
         processing_class=transformers.AutoTokenizer.from_pretrained(model.model_name_or_path),
     )
     trainer.train()
-    log: list[dict[str, Any]] = trainer.state.log_history
+    log: Log = trainer.state.log_history
     return log
 
 
-PROGRAMS: dict[str, Callable[[Any, str], list[dict[str, Any]]]] = {
+PROGRAMS: dict[str, Callable[..., Log]] = {
     "llamafactory": llamafactory,
     "axolotl": axolotl,
     "trl": trl,
@@ -77,7 +77,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             log = PROGRAMS[system](json.loads(Path(given).read_text(encoding="utf-8")), folder)
-            found: Any = [float(entry["loss"]) for entry in log if "loss" in entry]
+            found: list[float] | dict[str, str] = [float(entry["loss"]) for entry in log if "loss" in entry]
         except (Exception, SystemExit) as error:  # whatever the program refuses is its answer
             found = {"error": f"{type(error).__name__}: {error}"[-800:]}
     Path(answer).write_text(json.dumps(found), encoding="utf-8")

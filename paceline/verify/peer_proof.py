@@ -20,7 +20,6 @@ TOLERANCE = 1e-4
 SYSTEMS = ("llamafactory", "axolotl", "trl")
 _ROWS = 8
 _MARKS = re.compile(r"<[^<>\s'\"]{1,40}>|\[/?[A-Z_]{2,30}\]")
-_PAIRED = ("dpo", "ipo", "orpo", "simpo")
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def cannot_be_proven(system: str, trainer: str) -> str:
     """Return why a job's losses cannot be compared this way; or an empty text."""
     if system not in SYSTEMS:
         return f"{system or 'this program'} is not asked yet: {', '.join(SYSTEMS)} are"
-    drawn = names(as_object(read_table("proof", "import_export")[system]).get("drawn"))
+    drawn = names(_table(system).get("drawn"))
     return "answers, or a new head, are drawn anew in each program" if trainer in drawn else ""
 
 
@@ -95,7 +94,7 @@ def peer_task(
     system: str, given: JsonObject, trainer: str, config: Mapping[str, Json], folder: Path
 ) -> PeerTask:
     """Return what both programs train; model, adapter and rows are to lie in ``folder``."""
-    row = as_object(read_table("proof", "import_export")[system])
+    row = _table(system)
     starts, dropped = names(row.get("starts")), names(row.get("dropped"))
     left_out = tuple(key for key in given if key in dropped or key.startswith(starts))
     keys: JsonObject = {
@@ -123,6 +122,10 @@ def peer_task(
         "adapter": adapter or None,
     }
     return PeerTask(system, trainer, keys, sibling, files, left_out)
+
+
+def _table(system: str) -> JsonObject:
+    return as_object(read_table("proof", "import_export")[system])
 
 
 def read_templates() -> Json:
@@ -158,7 +161,7 @@ def _with_rows(system: str, trainer: str, keys: JsonObject, folder: Path) -> dic
     pairs = [(question, answer, answer.replace("is", "was")) for question, answer in talks]
     if system == "llamafactory":
         return _of_llamafactory(trainer, keys, talks, pairs, folder)
-    paired = trainer in _PAIRED
+    paired = trainer in names(_table(system).get("pairs"))
     if system == "axolotl":
         entry: JsonObject = {"path": str(folder / "rows.jsonl"), "ds_type": "json", "split": "train"}
         entry |= {"type": "chat_template.default" if paired else "chat_template"}
@@ -194,7 +197,7 @@ def _of_llamafactory(
     pairs: list[tuple[str, str, str]],
     folder: Path,
 ) -> dict[str, str]:
-    kind = {"pt": "text", "dpo": "pairs", "kto": "votes"}.get(stage, "rows")
+    kind = str(as_object(_table("llamafactory")["kinds"]).get(stage) or "rows")
     rows: dict[str, list[JsonObject]] = {
         "rows": [{"instruction": q, "input": "", "output": a} for q, a in talks],
         "pairs": [{"instruction": q, "chosen": a, "rejected": b} for q, a, b in pairs],

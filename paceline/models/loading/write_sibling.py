@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.core.files import read_text
+from paceline.core.json_types import JsonObject
 from paceline.launch.program import program
 
 if TYPE_CHECKING:
@@ -43,48 +45,51 @@ def main() -> int:
 
 def write_tokenizer(folder: Path, tokens: Sequence[str]) -> PreTrainedTokenizerFast:
     """Write a tokenizer with a token for each byte and each of ``tokens``."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    # Not typed by their libraries
+    library, fast = import_module("tokenizers"), import_module("transformers").PreTrainedTokenizerFast
+    pre_tokenizers = import_module("tokenizers.pre_tokenizers")
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [PAD, END, *alphabet]
-    bytewise = Tokenizer(models.BPE({word: index for index, word in enumerate(words)}, []))
-    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    bytewise.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    bytewise = library.Tokenizer(library.models.BPE({word: index for index, word in enumerate(words)}, []))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = library.decoders.ByteLevel()
     special = list(dict.fromkeys((BEGIN, TURN, OVER, *tokens)))
     names = {"pad_token": PAD, "eos_token": END, "bos_token": BEGIN}
-    made = PreTrainedTokenizerFast(tokenizer_object=bytewise, **names)  # type: ignore[no-untyped-call]
+    made: PreTrainedTokenizerFast = fast(tokenizer_object=bytewise, **names)
     made.add_special_tokens({"additional_special_tokens": special})
     made.chat_template = CHAT_TEMPLATE
     made.save_pretrained(folder)
     return made
 
 
-def write_model(folder: Path, config: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+def write_model(folder: Path, config: JsonObject, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """Write a model of a config, its vocabulary cut to the tokenizer's."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+
+    transformers = import_module("transformers")
 
     torch.manual_seed(0)
     sizes = {key: value for key, value in config.items() if key != "model_type"}
     sizes |= {"vocab_size": (len(tokenizer) + 31) // 32 * 32, "max_position_embeddings": 512}
     sizes |= {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id}
     sizes |= {"pad_token_id": tokenizer.pad_token_id, "initializer_range": _SPREAD, "dtype": "float32"}
-    made = AutoConfig.for_model(config["model_type"], **sizes)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+    made = transformers.AutoConfig.for_model(config["model_type"], **sizes)
+    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
         made, dtype=torch.float32, trust_remote_code=False
     )
     model.save_pretrained(folder)
     return model
 
 
-def write_adapter(folder: Path, model: PreTrainedModel, options: dict[str, Any]) -> None:
+def write_adapter(folder: Path, model: PreTrainedModel, options: JsonObject) -> None:
     """Write an adapter whose second factor is not zero: each program would draw its own."""
     import torch
-    from peft import LoraConfig, get_peft_model
+
+    peft = import_module("peft")
 
     torch.manual_seed(1)
-    adapted = get_peft_model(model, LoraConfig(**options, task_type="CAUSAL_LM"))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**options, task_type="CAUSAL_LM"))
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.02)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from paceline.config import codes
 from paceline.config.backend_files.detect import not_imported, program_of_command
@@ -142,7 +141,7 @@ class _Finder:
             )
             yield replace(first, line=snippet.line(ran.line), problems=problems, words=tuple(ran.words))
         for ran in matches.modules:
-            yield replace(first, line=snippet.line(ran.line), **_module(ran, holder, snippet))
+            yield _module(ran, first, snippet)
         for ran in matches.scripts:
             yield from self._followed_by(ran, snippet, matches, through)
         program = None if matches.trainings else program_of_command(text)
@@ -245,15 +244,17 @@ def _without_parents(parts: list[str]) -> list[str]:
     return kept
 
 
-def _module(ran: Ran, holder: str, snippet: Snippet) -> dict[str, Any]:
-    """Return the fields of a start that runs a module of Python that is no known program."""
-    words = ran.words[launch_of(ran.words, ran.lines).program :]
+def _module(ran: Ran, first: TrainingStart, snippet: Snippet) -> TrainingStart:
+    """Return a start that runs a module of Python that is no known program."""
+    words, line = ran.words[launch_of(ran.words, ran.lines).program :], snippet.line(ran.line)
     if not TRAINS.search(words[0]):
-        return {"does": f"it starts {words[0]}, which is no training of a known program"}
+        return replace(
+            first, line=line, does=f"it starts {words[0]}, which is no training of a known program"
+        )
     message = f"{words[0]} is a program of its own: its arguments do not tell what it trains"
     hint = "write a Paceline YAML (docs/how-to/configure.md)"
-    place = f"{holder}:{snippet.line(ran.line)}"
-    return {"problems": (codes.CONFIG_IMPORT_COMMAND(message, place, " ".join(words)[:200], hint),)}
+    problem = codes.CONFIG_IMPORT_COMMAND(message, f"{first.holder}:{line}", " ".join(words)[:200], hint)
+    return replace(first, line=line, problems=(problem,))
 
 
 def _does(ran: Ran) -> str:
