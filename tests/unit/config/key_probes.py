@@ -167,6 +167,9 @@ class Table:
     def facts(self, document: int) -> Any:
         return {"prompt": "p", "answer": "a"}
 
+    def room(self, seq_len: int) -> int:
+        return seq_len
+
     def coded(self, document: int) -> Any:
         return np.arange(self.lengths[document], dtype=np.int32)
 
