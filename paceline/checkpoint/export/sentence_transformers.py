@@ -14,7 +14,7 @@ from paceline.checkpoint.format.durable_files import write_fresh
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.config.schema import Config
 from paceline.config.sections.algorithms.retrieval import EmbeddingOptions
-from paceline.core.json_types import Json, as_object
+from paceline.core.json_types import Json, as_object, value_at
 from paceline.plan.algorithms.spec import algorithm_spec
 
 _MODULES = "sentence_transformers.models"
@@ -30,10 +30,11 @@ _LOGITS: Mapping[str, Json] = {
 
 def write_retrieval_files(stage: Path, reader: CheckpointReader) -> None:
     """Write into ``stage`` what its class of sentence-transformers reads; nothing for other models."""
-    config = Config.from_json(as_object(reader.state["config"]))
-    spec = algorithm_spec(config.training.algorithm)
-    if not spec.loaded_by:
+    name = value_at(reader.state.get("config"), "training.algorithm")
+    # a converted checkpoint has no config; an algorithm of the user's own is not imported for this
+    if not isinstance(name, str) or ":" in name or not algorithm_spec(name).loaded_by:
         return
+    config, spec = Config.from_json(as_object(reader.state["config"])), algorithm_spec(name)
     data = config.data
     prompts: dict[str, Json] = {"query": data.query_prompt, "document": data.document_prompt}
     about: dict[str, Json] = {"model_type": spec.loaded_by, "prompts": prompts, "default_prompt_name": None}
