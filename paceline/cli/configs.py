@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,10 @@ from paceline.cli.options import ConfigFile, Overrides, group
 from paceline.cli.process import call, call_on_data, words
 from paceline.core.errors import ConfigError, ExitCode
 from paceline.launch.preflight.load_config import load
+
+if TYPE_CHECKING:
+    from paceline.config.import_export.targets.given import Given
+    from paceline.config.load import Loaded
 
 config = group("Configs: show one, import or export another system's.")
 data = group("Look at the data of a YAML.")
@@ -125,11 +130,77 @@ def export(
     to: Annotated[
         str, typer.Option("--to", help="llamafactory, trl, axolotl, accelerate or deepspeed.")
     ] = "trl",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write it to this new file, and beside it the rows, rewards and first weights that it needs."
+        ),
+    ] = None,
 ) -> None:
     """Print the effective config as another system's file; what it cannot say is listed at its end."""
-    from paceline.config.import_export.export_config import export_text
+    from paceline.config.import_export.targets.export_config import JOB_FILES, export_config, export_text
 
-    typer.echo(export_text(load(config, overrides), to), nl=False)
+    loaded = load(config, overrides)
+    if to in JOB_FILES:
+        files, text = dict[str, str](), export_text(loaded, to)
+    else:
+        exported = export_config(loaded, to, _given(loaded, to, output))
+        files, text = exported.files, exported.text()
+    if output is None:
+        typer.echo(text, nl=False)
+        for name, content in files.items():
+            typer.echo(f"beside it, as {name} (--output writes both):\n{content}", err=True)
+        return
+    for name, content in {output.name: text, **files}.items():
+        _write_new(output.parent / name, content, "--output")
+        typer.echo(f"wrote {output.parent / name}")
+
+
+def _given(loaded: Loaded, to: str, output: Path | None) -> Given:
+    """Return what an export knows of this machine; with ``output`` rows and first weights are written."""
+    from paceline.config.import_export.targets.export_config import ROWS_WANTED, check_exportable
+    from paceline.config.import_export.targets.given import Given
+    from paceline.plan.features.precision import choose_precision
+    from paceline.plan.hardware.probe import probe_hardware
+
+    settings, model = loaded.config.training, loaded.config.model
+    check_exportable(loaded.config, to)
+    hardware = probe_hardware(os.environ, use_cpu=settings.use_cpu)
+    computed = choose_precision(settings.mixed_precision, hardware, bf16_weights=settings.pure_bf16).compute
+    given = Given({"bfloat16": "bf16", "float16": "fp16"}.get(computed, "no"))
+    if output is None:
+        return given
+    rows = (
+        output.with_name(f"{output.stem}_rows")
+        if to in ROWS_WANTED and ROWS_WANTED[to](loaded.config)
+        else None
+    )
+    first = output.with_name(f"{output.stem}_model") if model.config is not None else None
+    form = _hand_over(loaded, to, rows, first) if rows or first else ""
+    return replace(
+        given,
+        folder=str(output.parent),
+        stem=output.stem,
+        rows=str(rows or ""),
+        form=form,
+        model=str(first or ""),
+    )
+
+
+def _hand_over(loaded: Loaded, to: str, rows: Path | None, model: Path | None) -> str:
+    """Write rows and first weights in a process of their own; return the rows' form."""
+    for made in filter(None, (rows, model)):
+        if made.exists():
+            remedy = "name another file, or remove this folder"
+            raise ConfigError(codes.CLI_OPTION("the folder exists already", "--output", str(made), remedy))
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        described, found = Path(folder) / "config.json", Path(folder) / "found.json"
+        described.write_text(json.dumps(loaded.config.to_json()), encoding="utf-8")
+        options = words(config_json=described, program=to, rows=rows, model=model, to=found)
+        code = call("paceline.training.hand_over", *options)
+        if code:
+            raise typer.Exit(code)
+        return str(json.loads(found.read_text(encoding="utf-8"))["form"])
 
 
 @config.command()
@@ -167,6 +238,7 @@ def import_file(
     Raises ConfigError.
     """
     from paceline.config.import_export.commands.command_line import is_command, read_command
+    from paceline.config.import_export.commands.python_script import is_script, read_script
     from paceline.config.import_export.import_config import SYSTEMS, import_command, import_config
     from paceline.config.import_export.verdicts import as_json as to_json
     from paceline.config.import_export.verdicts import as_text
@@ -177,7 +249,9 @@ def import_file(
         raise ConfigError(
             codes.CLI_OPTION("there is no such system", "--from", system, f"one of: {', '.join(SYSTEMS)}")
         )
-    if arguments or is_command(file):
+    if is_script(file) and not arguments:
+        imported = import_command(read_script(file), system, algorithm)
+    elif arguments or is_command(file):
         imported = import_command(read_command([file, *arguments]), system, algorithm)
     else:
         imported = import_config(file, system, algorithm)
@@ -204,14 +278,14 @@ def import_file(
         raise typer.Exit(int(ExitCode.FAILED))
 
 
-def _write_new(to: Path, text: str) -> None:
+def _write_new(to: Path, text: str, option: str = "--to") -> None:
     """Write a new file. Raises ConfigError if there is one."""
     try:
         with to.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         remedy = "name another file, or remove this one"
-        raise ConfigError(codes.CLI_OPTION("the file exists already", "--to", str(to), remedy)) from None
+        raise ConfigError(codes.CLI_OPTION("the file exists already", option, str(to), remedy)) from None
 
 
 @data.command("show")

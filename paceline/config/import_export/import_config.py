@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,7 +59,7 @@ TRANSLATORS = {
     ),
     "axolotl": Translator("axolotl", axolotl.CODE, lambda job: axolotl.axolotl_defaults(), parsed=False),
     "swift": Translator("ms-swift", ms_swift.CODE, ms_swift.swift_defaults, ms_swift.command_of),
-    "hf": Translator("Transformers", transformers.CODE, lambda job: transformers.transformers_defaults()),
+    "hf": Translator("Transformers", trl.CODE, lambda job: transformers.transformers_defaults()),
 }
 _JOBS = ("deepspeed", "accelerate")
 #: whose null the programs themselves replace by the default
@@ -132,7 +133,7 @@ def import_command(command: Command, system: str | None = None, algorithm: str |
             imported.findings.pop(key), key=written, value=command.data[written]
         )
     imported.settings |= launched.settings
-    imported.findings |= launched.findings
+    imported.findings |= launched.findings | {finding.key: finding for finding in command.found}
     if job is not None:
         joined(imported, job)
     return imported
@@ -215,6 +216,7 @@ def import_data(
     _rolled_up(imported)
     _attention(imported)
     _weights_dtype(imported)
+    _code_of_the_hub(imported)
     _constant(imported)
     if imported.lost_algorithm():
         imported.settings.pop("training.algorithm", None)  # one that was assumed in its place
@@ -244,6 +246,22 @@ def _attention(imported: Imported) -> None:
         return
     says = f"{size.key} exchanges keys and values, for which Paceline's own kernel computes the attention"
     _idle(imported, "model.attn_implementation", says)
+
+
+def _code_of_the_hub(imported: Imported) -> None:
+    """Code from the hub runs here only from a commit that was reviewed: else the library's class."""
+    path = "model.trust_remote_code"
+    setting, revision = imported.settings.get(path), imported.settings.get("model.revision")
+    pinned = revision is not None and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", str(revision.value))
+    if setting is None or setting.value is not True or revision is None or pinned:
+        return
+    del imported.settings[path]
+    says = (
+        "no code from the hub runs without a pin: Transformers' own class is loaded; for a model that has"
+        " none, set model.trust_remote_code and model.revision to the commit that you have reviewed"
+    )
+    if (finding := imported.findings.get(setting.key)) is not None:
+        imported.findings[setting.key] = replace(finding, verdict=KeyVerdict.DIFFERS, says=says, to=())
 
 
 def _constant(imported: Imported) -> None:

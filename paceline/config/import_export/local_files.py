@@ -77,3 +77,21 @@ def _of_parquet(file: Path) -> JsonObject:
     except (pyarrow.ArrowException, OSError):
         return {}
     return as_object(batch.to_pylist()[0]) if batch else {}
+
+
+def row_count(path: str, folder: Path) -> int | None:
+    """Return the number of rows of a JSON-lines or Parquet file; None for another or a missing one."""
+    file = next((p for p in (Path(path), folder / path) if p.is_file()), None)
+    if file is not None and file.suffix == ".jsonl":
+        with open_file(file) as stream:
+            return sum(1 for line in stream if line.strip())
+    if file is not None and file.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            with open_file(file) as stream, pyarrow.parquet.ParquetFile(stream) as table:
+                return int(table.metadata.num_rows)
+        except (pyarrow.ArrowException, OSError):
+            return None
+    return None

@@ -23,16 +23,18 @@ from paceline.config.sections.types import (
 from paceline.core.json_types import Json
 
 OPTIONS_OF_REWARDS = (
-    "exact_match: `ignore_case`; numeric: `anywhere`; regex: `pattern`, `whole`; format: `names`; length:"
-    " `target`, `unit`; overlong: `max_length`, `buffer`; code: `tests`, `entry_point`, `seconds`,"
-    " `memory_mb`; judge: `url`, `model`, `prompt`, `api_key_env`, `concurrency`, `timeout`, `max_tokens`,"
-    " `budget`; model: `model`; your own function: its keyword arguments (docs/how-to/rollouts.md)."
+    "exact_match: `ignore_case`; numeric: `anywhere`; math_verify: `after`; regex: `pattern`, `whole`;"
+    " format: `names`; length: `target`, `unit`; overlong: `max_length`, `buffer`; code: `tests`,"
+    " `entry_point`, `seconds`, `memory_mb`; judge: `url`, `model`, `prompt`, `api_key_env`, `concurrency`,"
+    " `timeout`, `max_tokens`, `budget`; model: `model`; your own function: its keyword arguments"
+    " (docs/how-to/rollouts.md)."
 )
 
 
 BUILT_IN_REWARDS = (
     "exact_match",
     "numeric",
+    "math_verify",
     "regex",
     "format",
     "length",
@@ -49,8 +51,8 @@ class RewardItem(Section):
 
     name: Annotated[str, BeforeValidator(own_name("rewards", BUILT_IN_REWARDS))] = Field(
         description=(
-            "exact_match, numeric, regex, format, length, overlong, ended, code, judge (a model "
-            "behind a server), model (the score of a reward model, `options: {model: FOLDER}`), or "
+            "exact_match, numeric, math_verify, regex, format, length, overlong, ended, code, judge (a "
+            "model behind a server), model (the score of a reward model, `options: {model: FOLDER}`), or "
             "your own function as "
             "module:function."
         )

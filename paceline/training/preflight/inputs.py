@@ -265,7 +265,7 @@ def _expected_answers(config: Config, rollout: RolloutOptions) -> Iterator[Diagn
     failing reward does not end the run.
     """
     built_in = [reward.name for reward in rollout.rewards if reward.name != MODEL and ":" not in reward.name]
-    names = [name for name in built_in if name in REWARDS.names() and REWARDS.load(name) in OF_THE_ANSWER]
+    names = [name for name in built_in if name in REWARDS.names() and _judges_by_answer(name)]
     if not names:
         return
     try:
@@ -277,6 +277,10 @@ def _expected_answers(config: Config, rollout: RolloutOptions) -> Iterator[Diagn
     if missing and (len(missing) == len(rows) or rollout.on_reward_error == "error"):
         counts = f"{len(missing)} of the first {len(rows)} rows; columns {', '.join(missing[0])}"
         yield algorithm_codes.REWARDS_NO_ANSWER("training.rollout.rewards", counts[:300], names=names[0])
+
+
+def _judges_by_answer(name: str) -> bool:
+    return name == "math_verify" or REWARDS.load(name) in OF_THE_ANSWER
 
 
 def reading_of(config: Config) -> Reading:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from paceline.config.import_export.export_config import export_config, export_text
-from paceline.config.import_export.export_names import NAMES
+from paceline.config.import_export.targets.export_config import export_config, export_text
+from paceline.config.import_export.targets.names import NAMES
 from paceline.config.load import Loaded, load_config
 from paceline.core.errors import ConfigError
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "peers"))
+import exports  # noqa: E402
+
+RECORDED = exports.RECORDED
 SFT = """model: {name_or_path: some/model, dtype: bfloat16}
 data: {train: rows.jsonl, packing: false, max_length: 512, train_on: assistant}
 training:
@@ -113,3 +120,38 @@ def test_accelerate_comes_back(tmp_path: Path) -> None:
 def test_an_unknown_system_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         export_text(loaded(tmp_path, SFT), "megatron")
+
+
+def _exports() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(RECORDED.read_text(encoding="utf-8"))
+    return [row for row in rows if "keys" in row]
+
+
+@pytest.mark.parametrize("row", _exports(), ids=lambda row: f"{row['program']}-{Path(row['config']).stem}")
+def test_what_the_program_started_is_what_is_written(row: dict[str, Any], monkeypatch: Any) -> None:
+    """The keys are those that the program itself read; ``tests/peers/exports.py`` asks it anew."""
+    monkeypatch.chdir(exports.ROOT)
+    made = exports.exported(row["config"], row["program"], "/FOLDER", row["form"])
+    assert json.loads(json.dumps(made.keys)) == row["keys"]
+    assert list(made.lost) == row["lost"] and made.missing == []
+    # what those environments lack, and a data set of three packed rows to evaluate
+    known = ("deepspeed", "eval dataset split is too small")
+    assert row.get("error") is None or any(reason in row["error"] for reason in known)
+
+
+@pytest.mark.parametrize("program", sorted({row["program"] for row in _exports()}))
+def test_a_config_is_refused_only_where_the_program_has_no_such_training(program: str) -> None:
+    rows = json.loads(RECORDED.read_text(encoding="utf-8"))
+    named = {row["config"]: row for row in rows if row["program"] == program}
+    assert set(named) == set(exports.configs())
+    refused = {row["refused"] for row in named.values() if "refused" in row}
+    assert all("has no trainer for" in says or "prompt styles of its own" in says for says in refused)
+
+
+def test_without_a_file_the_export_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text('[{"instruction": "a", "input": "", "output": "b"}]')
+    text = SFT.replace("rows.jsonl", str(tmp_path / "rows.json")).replace(
+        "name_or_path: some/model, dtype: bfloat16", "config: {model_type: llama}, tokenizer: t"
+    )
+    found = export_config(loaded(tmp_path, text), "trl").text()
+    assert "--output FILE writes it: the first weights" in found and "rows as trl reads them" in found

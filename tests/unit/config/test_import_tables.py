@@ -34,8 +34,12 @@ CODE: Mapping[str, Mapping[str, object]] = {
     "axolotl_data": axolotl_data.CODE,
     "llamafactory": llamafactory.CODE,
     "swift": ms_swift.CODE,
-    "trl": trl.CODE,
+    "trl": {name: code for name, code in trl.CODE.items() if name not in trl.ADAPTERS},
+    "adapters": trl.ADAPTERS,
+    "hf": {name: trl.CODE[name] for name in ("datasets", "weights")},
 }
+#: Tables under TRL's names
+OF_TRL = ("adapters", "hf")
 OF_TRANSFORMERS = transformers.CODE.keys()
 #: Tables of one entry of a list: what they set are keys of a data set
 OF_DATA_SETS = {"axolotl_data", "llamafactory_data"}
@@ -85,6 +89,7 @@ OLDER = {
     *(
         "fsdp_config.activation_checkpointing",
         "train_dataset",
+        "torch_dtype",
         "visual_inputs",
         "dataset_kwargs.skip_prepare_dataset",
     ),
@@ -114,7 +119,7 @@ def decided(step: dict[str, Any]) -> Iterator[str]:
 @pytest.mark.parametrize("program", sorted({*TABLES} - OF_DATA_SETS))
 def test_conditions_ask_for_keys_that_there_are(program: str) -> None:
     listed = list(steps(argument_tables.steps(program)))
-    of_program = argument_tables.defaults(program) if program in CODE else {}
+    of_program = argument_tables.defaults("trl" if program in OF_TRL else program) if program in CODE else {}
     known = FACTS | set(of_program) | set(argument_tables.defaults("transformers")) | OLDER
     known |= {key for step in listed for key in (*decided(step), *step.get("let", ()))}
     names = {name for step in listed for name in asked(step) if field_of(name) is None or "." not in name}

@@ -26,6 +26,7 @@ from paceline.config.import_export.commands.other_jobs import (
 )
 from paceline.config.import_export.commands.shell_script import Ran, Script
 from paceline.config.import_export.programs import trl
+from paceline.config.import_export.verdicts import Finding
 from paceline.config.yaml_text.read_file import read_text
 from paceline.config.yaml_text.scalars import resolve_plain
 from paceline.core.errors import ConfigError
@@ -70,6 +71,7 @@ class Command:
     - ``launch``: what starts it
     - ``files``: texts that the script writes, with the line at which each begins
     - ``folder``: where the script goes (``cd``) before it starts the command
+    - ``found``: verdicts on what is no key of its own
     """
 
     name: str
@@ -83,6 +85,7 @@ class Command:
     launch: Launch = field(default_factory=Launch)
     files: dict[str, tuple[str | None, int]] = field(default_factory=dict)
     folder: str = ""
+    found: list[Finding] = field(default_factory=list)
 
 
 @dataclass

@@ -21,12 +21,15 @@ TRAINERS = {
     "grpo": "GRPOConfig",
     "rloo": "RLOOConfig",
 }
-_COMMON = ("_BaseConfig", "ModelConfig", "ScriptArguments")
+_COMMON = ("_BaseConfig", "ModelConfig", "ScriptArguments", "DatasetMixtureConfig")
+_ROLLOUT = ("GRPOScriptArguments",)
 
 
 def trl_defaults(algorithm: str) -> dict[str, object]:
     """Return the defaults of one of TRL's trainers, Transformers' below them."""
-    values = defaults("transformers") | defaults("trl", _COMMON) | defaults("trl", [TRAINERS[algorithm]])
+    more = _ROLLOUT if algorithm in ("grpo", "rloo") else ()
+    own = defaults("trl", [*_COMMON, *more, TRAINERS[algorithm]])
+    values = defaults("transformers") | own
     return {**values, **NO_TRACKERS, "bf16": True}  # bf16: TRL's, unless fp16 is set
 
 
@@ -63,6 +66,10 @@ _THOUGHT = r"^<think>(?!.*<think>)(.*?)</think>.*$"
 #: TRL's reward functions that one of ours computes alike: theirs → ours
 REWARDS: dict[str, JsonObject] = {
     "think_format_reward": {"name": "regex", "options": {"pattern": _THOUGHT}},
+    "accuracy_reward": {"name": "math_verify", "options": {}},
+    "reasoning_accuracy_reward": {"name": "math_verify", "options": {"after": "</think>"}},
+    # with the lengths that TRL's own script gives it
+    "get_soft_overlong_punishment": {"name": "overlong", "options": {"max_length": 1280, "buffer": 256}},
 }
 
 
@@ -125,12 +132,13 @@ def _peft_targets(reader: KeyReader) -> None:
         reader.lose(key, f"peft refuses {kind} without them: name the modules (all-linear: every layer's)")
 
 
+ADAPTERS: Code = {"peft_targets": _peft_targets}
 CODE: Code = {
     **transformers.CODE,
+    **ADAPTERS,
     "weights": lambda reader: transformers.whole_weights_in(
         reader, key := str(reader.facts["typed"]), reader.text(key)
     ),
-    "peft_targets": _peft_targets,
     "datasets": datasets,
     "lengths": lengths,
     "rewards": rewards,
