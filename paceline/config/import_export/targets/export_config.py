@@ -180,11 +180,12 @@ def _sharding(config: Config) -> JsonObject:
 
 def _leave_out_defaults(exported: Exported, algorithm: str) -> None:
     """Leave out keys that the system does not read here, and defaults but for those that every file names."""
-    known = {
+    of_system = {
         "trl": lambda: trl_defaults(algorithm),
         "llamafactory": lambda: defaults("transformers") | defaults("llamafactory"),
         "axolotl": axolotl_defaults,
     }[exported.system]()
+    known: JsonObject = json.loads(json.dumps(of_system, default=str))
     exported.keys = {
         key: _whole(key, value)
         for key, value in exported.keys.items()
@@ -192,9 +193,8 @@ def _leave_out_defaults(exported: Exported, algorithm: str) -> None:
     }
 
 
-def _is_default(value: Json, default: object) -> bool:
-    plain: Json = json.loads(json.dumps(default, default=str))
-    return (plain is None and value is False) or (plain is not None and same(value, plain))
+def _is_default(value: Json, default: Json) -> bool:
+    return (default is None and value is False) or (default is not None and same(value, default))
 
 
 def _lost(
