@@ -67,7 +67,7 @@ def test_what_is_kept_comes_back(tmp_path: Path, system: str, text: str) -> None
     allowed = {
         "trl": {"model.dtype"} | smoothed,  # beside bf16 it acts nowhere, so an import writes none
         # its ranking rows have the column instruction, its own default, which is written out
-        "llamafactory": {"model.dtype", "data.train", "data.train_on"},
+        "llamafactory": {"model.dtype", "data.train", "data.train_on", "data.truncation"},
         # axolotl trains the bfloat16 weights themselves, unless an engine makes float32 masters
         "axolotl": {"data.train_on", "model.dtype", "training.save_total_limit", "training.pure_bf16"}
         | smoothed,
