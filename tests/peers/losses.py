@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import re
 import tempfile
 from collections.abc import Iterator
@@ -61,13 +62,14 @@ def main() -> None:
     parser.add_argument("program", choices=list(PROGRAMS))
     parser.add_argument("files", nargs="*")
     parser.add_argument("--match", default="", help="only cases whose name matches this pattern")
-    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--count", type=int, default=1000, help="so many of them, drawn by a fixed seed")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     chosen = [Path(file) for file in options.files] or examples(options.program)
     cases = [case for file in chosen for case in of_file(options.program, file)]
     cases += [] if options.files else extra(options.program)
-    cases = [case for case in cases if re.search(options.match, case[0])][: options.count]
+    cases = [case for case in cases if re.search(options.match, case[0])]
+    cases = random.Random(39).sample(cases, min(options.count, len(cases)))
     found: list[Compared] = []
     with tempfile.TemporaryDirectory(prefix="paceline-equality-") as name:
         for one in compare(options.program, cases, Path(name)):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.import_export.argument_tables import table
+from paceline.core.json_types import as_list, as_object
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -24,9 +25,15 @@ _MARKS = re.compile(r"<[^<>\s'\"]{1,40}>|\[/?[A-Z_]{2,30}\]")
 
 
 def template_tokens() -> list[str]:
-    """Return every token-like mark of LLaMA-Factory's templates."""
-    text = json.dumps(table("llamafactory_templates"), ensure_ascii=False)
-    return sorted({*_MARKS.findall(text), *TOKENS})
+    """Return every token-like mark of LLaMA-Factory's templates, and what ends their answers."""
+    found = table("llamafactory_templates")
+    ends = [
+        end
+        for formats in as_object(found["templates"]).values()
+        for end in as_list(as_object(formats).get("stop_words"))
+    ]
+    marks = _MARKS.findall(json.dumps(found, ensure_ascii=False))
+    return sorted({*marks, *map(str, ends), *TOKENS})
 
 
 def write_model(folder: Path, tokens: Iterable[str] = TOKENS) -> Path:

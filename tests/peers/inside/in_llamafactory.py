@@ -10,8 +10,10 @@ import children
 
 
 def arguments(given: dict[str, object], folder: str) -> dict[str, object]:
-    """Return its model, data, finetuning, generating and training arguments in one mapping."""
-    from llamafactory.hparams import get_train_args
+    """Return its model, data, finetuning, generating and training arguments, as on a GPU with bfloat16."""
+    from llamafactory.hparams import get_train_args, parser
+
+    parser.is_torch_bf16_gpu_available = lambda: True
 
     parsed = get_train_args({**given, "output_dir": folder, "use_cpu": True})
     return {key: value for part in parsed for key, value in children.fields(part).items()}

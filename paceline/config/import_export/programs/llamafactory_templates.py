@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Iterator
 
 from paceline.config.import_export.argument_tables import table
 from paceline.config.import_export.verdicts import KeyReader
@@ -47,12 +48,33 @@ def template(reader: KeyReader) -> None:
             source = jinja(formats, "" if system == "" else None, think)
             if system:
                 reader.keep("default_system", "data.default_system", system)
-            reader.keep("template", "model.chat_template", source, f"LLaMA-Factory's template {name}")
+            says = "; ".join(_departures(formats))
+            if says and stage == "sft":
+                reader.differs("template", "model.chat_template", source, says)
+            else:
+                reader.keep("template", "model.chat_template", source, f"LLaMA-Factory's template {name}")
             _thoughts(reader, formats, stage, source)
             reader.mapped([key for key in kwargs if not reader.decided(key)], ("model.chat_template",))
     reader.nothing("tool_format", "calls of tools are written by the chat template") if not reader.is_given(
         "tool_format"
     ) else None
+
+
+def _departures(formats: JsonObject) -> Iterator[str]:
+    """Yield how tokens or labels of a template differ from LLaMA-Factory's."""
+    ends = _slots(formats.get("assistant"), ["", {"name": "eos_token"}])
+    header = _slots(formats.get("user"), [""])[-1]
+    if formats.get("efficient_eos"):
+        yield (
+            "there the token behind each answer but the last learns end of text, which also ends the row;"
+            " here an answer ends as the template writes it"
+        )
+    elif ends == ["{{content}}"]:
+        yield "answers have no end there; here they end in the tokenizer's end of text"
+    elif str(ends[-1]).endswith("\n\n"):
+        yield "the blank line behind the last answer may become the tokenizer's end of text here"
+    if str(header).endswith(" "):
+        yield "there header and answer are tokenized apart; here their tokens may merge"
 
 
 def _thoughts(reader: KeyReader, formats: JsonObject, stage: str, source: str) -> None:
@@ -114,8 +136,9 @@ def _empty_thought(formats: JsonObject) -> str:
     kind = str(formats.get("class"))
     if "Reasoning" not in kind:
         return ""
-    empty = "</think>" if "Glm47" in kind else "<think>\n\n</think>\n\n"
-    without = " and ".join(f"'{word}' not in {_CONTENT}" for word in ("<think>", "</think>"))
+    words = [str(word) for word in _slots(formats.get("thought_words"), ["<think>\n", "\n</think>\n\n"])]
+    empty = "</think>" if "Glm47" in kind else "".join(words)
+    without = " and ".join(f"{literal(word.strip())} not in {_CONTENT}" for word in words)
     return f"{_if(without, _put(literal(empty)))}{{%- endif -%}}"
 
 
@@ -144,9 +167,11 @@ def _written(slots: list[Json], content: str) -> str:
     parts: list[str] = []
     for slot in slots:
         if isinstance(slot, dict):
-            name = str(slot.get("name", ""))
-            is_special = name in ("bos_token", "eos_token")
-            parts.append(f"({name} | default(''))" if is_special else literal(str(slot.get("token", name))))
+            # LLaMA-Factory writes these two names alone; a set with another token writes nothing
+            if (name := slot.get("name")) in ("bos_token", "eos_token"):
+                parts.append(f"({name} | default(''))")
+            elif "token" in slot:
+                parts.append(literal(str(slot["token"])))
             continue
         before, marker, after = str(slot).partition("{{content}}")
         parts += [
