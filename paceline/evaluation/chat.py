@@ -23,7 +23,7 @@ from paceline.evaluation.open_run import model_folder, opened
 from paceline.evaluation.processes.ranks import failure, number_of_ranks, run_ranks
 from paceline.evaluation.processes.sharded_model import check_shareable
 from paceline.evaluation.processes.work_folder import COPIES
-from paceline.evaluation.prompts import prompts_of
+from paceline.evaluation.prompts import default_system, prompts_of
 from paceline.generation.answer import Message, Sampling, Write, answer_streamed
 from paceline.generation.settings import sampling_of
 from paceline.launch.program import program
@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def talk(tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace, answered: Answered) -> None:
     """Answer the one prompt of the options, or what standard input brings. Raises ConfigError."""
-    opening: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
+    system = options.system or default_system(Path(options.run))
+    opening: list[Message] = [{"role": "system", "content": system}] if system else []
     if options.prompt is None:
         converse(tokenizer, opening, answered, sys.stdin, remember=not options.forget)
         return

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import value_at
 from paceline.data.chat_template.encode import CostlyTemplateError, Encoded, Encoder
+from paceline.data.rows.examples import system_text, with_system
 from paceline.data.rows.formats import Example
 from paceline.data.rows.messages import turns_of
 from paceline.data.rows.row_errors import REASONS
 from paceline.data.rows.tools_and_documents import with_beside
 from paceline.data.rows.values import Cell, RowError
 from paceline.generation import codes
+from paceline.generation.settings import run_of, stored_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,8 +48,9 @@ class RenderedPrompt:
 class PromptRenderer:
     """The prompts of one tokenizer. ``has_template``: whether it has a chat template."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.has_template = bool(tokenizer.chat_template)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, system: str | None = None) -> None:
+        """``system``: put before conversations that begin with no system turn."""
+        self.has_template, self._system = bool(tokenizer.chat_template), system
         self._encoder = Encoder(tokenizer, "assistant")
 
     def of_chat(
@@ -56,7 +61,7 @@ class PromptRenderer:
         ``beside``: tools, documents, chat_template_kwargs. Raises RowError, and CostlyTemplateError.
         """
         turns = turns_of([dict(message) for message in messages], "role", "content")
-        example = with_beside(Example(messages=tuple(turns)), beside or {})
+        example = with_system(with_beside(Example(messages=tuple(turns)), beside or {}), self._system)
         encode = self._encoder.encode_prompts if opening else self._encoder.encode_whole
         return _prompt(encode([example])[0])
 
@@ -69,6 +74,16 @@ def _prompt(encoded: Encoded | RowError) -> RenderedPrompt:
     if isinstance(encoded, RowError):
         raise encoded
     return RenderedPrompt(tuple(encoded.input_ids.tolist()), encoded.left_out)
+
+
+def default_system(path: Path) -> str | None:
+    """Return the system turn that the run at ``path`` was trained with; None for a folder, or without one.
+
+    Raises ConfigError, DataError.
+    """
+    run = run_of(path)
+    named = None if run is None else value_at(stored_config(run), "data.default_system")
+    return system_text(named) if isinstance(named, str) else None
 
 
 def prompts_of(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Turns]) -> list[list[int]]:

@@ -23,6 +23,7 @@ from paceline.core.diagnostics import all_codes
 from paceline.core.errors import ConfigError, ExitCode
 from paceline.evaluation.job_checks import DTYPES
 from paceline.evaluation.open_run import opened
+from paceline.evaluation.prompts import default_system
 from paceline.evaluation.server.app import application
 from paceline.evaluation.server.desk import Served
 from paceline.generation import codes
@@ -83,7 +84,7 @@ def load(run: Path, name: str, dtype: str) -> Served:
         )
     torch.nn.Module.to(model, device=kind or torch.device("cpu"), dtype=getattr(torch, dtype))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
-    return Served(name, model, tokenizer, sampling, ends, pad)
+    return Served(name, model, tokenizer, sampling, ends, pad, default_system(run))
 
 
 def name_of(run: Path) -> str:

@@ -156,9 +156,10 @@ _BUILD = re.compile(r"(GNU)?[Mm]akefile(\..+)?|(?i:(docker|container)file)(\..+)
 _ARGUMENTS = {"output_dir", "per_device_train_batch_size", "num_train_epochs", "learning_rate"}
 
 
-def no_config(path: str) -> Diagnostic | None:
+def no_config(path: str | Path) -> Diagnostic | None:
     """Return the finding for a path that is no config by its name: a folder, a script, a command line."""
-    file, line = Path(path), " ".join(path.split())
+    file, path = Path(path), str(path)
+    line = " ".join(path.split())
     if file.is_dir():
         message = "this is a folder, not a config"
         return codes.CONFIG_IS_DIRECTORY(message, path, hint=f"{_inside_of(file)}; {_migrates(path)}")

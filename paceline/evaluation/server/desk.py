@@ -45,7 +45,7 @@ _SCORES = 1 << 28  # numbers of the log-probabilities of a whole prompt
 class Served:
     """The model that is served: under one name, with the settings of requests that leave them open.
 
-    ``ends``: the tokens that end an answer.
+    ``ends``: the tokens that end an answer. ``system``: put before conversations without a system turn.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Served:
     sampling: Sampling
     ends: tuple[int, ...]
     pad: int
+    system: str | None = None
 
     @property
     def positions(self) -> int:
@@ -115,7 +116,7 @@ class Desk:
 
     def __init__(self, served: Served) -> None:
         self.served = served
-        self.prompts = PromptRenderer(served.tokenizer)
+        self.prompts = PromptRenderer(served.tokenizer, served.system)
         try:
             cache_for(served.model, 1)
         except ConfigError as error:

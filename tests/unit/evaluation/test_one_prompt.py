@@ -22,7 +22,7 @@ from paceline.config.sections.model import ModelSection  # noqa: E402
 from paceline.core.errors import ConfigError, DataError  # noqa: E402
 from paceline.data.rows.kinds.prompts import PROMPTS  # noqa: E402
 from paceline.evaluation.file_rows import read_file  # noqa: E402
-from paceline.evaluation.prompts import prompts_of  # noqa: E402
+from paceline.evaluation.prompts import PromptRenderer, default_system, prompts_of  # noqa: E402
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -226,3 +226,20 @@ def test_a_conversation_has_one_prompt(name: str, model: Any, tmp_path: Path) ->
                 assert chatted == ids
                 if is_plain(body["messages"]) and ids is not None and name != "parts":
                     assert by_transformers(tokenizer, body["messages"]) == ids
+
+
+def test_the_system_turn_of_training_is_before_each_conversation(tmp_path: Path) -> None:
+    """``data.default_system`` of the run, in chat and in the server."""
+    from transformers import AutoTokenizer
+
+    write_tokenizer(tmp_path / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    for name in ("plan.json", "config.json"):
+        (tmp_path / name).write_text(json.dumps({"data": {"default_system": "be brief"}}))
+    system = default_system(tmp_path)
+    assert system == "be brief" and default_system(tmp_path / "tokenizer" / "a" / "b") is None
+    ask, own = {"role": "user", "content": "hi"}, {"role": "system", "content": "sing"}
+    first, plain = PromptRenderer(tokenizer, system), PromptRenderer(tokenizer)
+    assert first.of_chat([ask]) == plain.of_chat([{"role": "system", "content": "be brief"}, ask])
+    assert first.of_chat([own, ask]) == plain.of_chat([own, ask]) != first.of_chat([ask])
