@@ -259,8 +259,9 @@ def _identity(data_set: LocatedDataset, data: DataSection, cache_dir: Path) -> l
 
 
 def _with_current_paths(meta: Meta, paths: Sequence[str]) -> Meta:
-    """Return ``meta`` with the places of the rows as this config names them: the same files may have been
-    prepared under other names, by another config or from another folder.
+    """Return ``meta`` with the places of the rows as this config names them.
+
+    The same files may have been prepared under other names, by another config or from another folder.
     """
     names = {before["path"]: now for before, now in zip(meta["data_sets"], paths, strict=True)}
     if all(before == now for before, now in names.items()):
