@@ -166,7 +166,11 @@ def _layers(
         collector.problems = gathered(collector.problems, tree.data(), name)
         alone = len(documents) == 1  # no file is extended
         if alone and (theirs := read_as_ours(tree.data(), name)) is not None:
-            collector.notes = [theirs, *(_translated(note) for note in collector.notes)]
+            kept = "the import keeps its meaning"  # another program's key is translated, not removed
+            collector.notes = [
+                theirs,
+                *(replace(n, hint=kept) if n.hint == "remove the line" else n for n in collector.notes),
+            ]
         files.append(collector)
     if arguments is not None:
         files.append(_tree(arguments))
@@ -183,11 +187,6 @@ def _layers(
             problems += exc.diagnostics
         others.append(collector)
     return files, others, [*problems, *(p for c in (*files, *others) for p in c.problems)], top
-
-
-def _translated(note: Diagnostic) -> Diagnostic:
-    """Return a finding about a key of another program's file: it is translated, not removed."""
-    return replace(note, hint="the import keeps its meaning") if note.hint == "remove the line" else note
 
 
 def _meant(collectors: Sequence[Collector], first: Merged) -> Collector:

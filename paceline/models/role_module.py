@@ -220,12 +220,12 @@ class RoleModule(RootModule):
         batch: Batch,
         ids: Tensor,
         positions: Tensor,
-        mask: Tensor,
         routed: bool,
         rows: PaddedRows | None = None,
     ) -> TrunkOutput:
         """Call the trunk on ``ids`` at ``positions``: all of ``batch`` in one row, or in padded ``rows``."""
         trunk = self.hf.base_model
+        mask = placeholder_mask(ids.device) if rows is None else rows.real.long()
         if self.encoder is not None:
             inputs = self.encoder.arguments(batch, positions, rows)
             with without_pooler(trunk):
@@ -259,7 +259,7 @@ class RoleModule(RootModule):
             ids, positions = shared.kept(ids, 1), shared.kept(positions, 1)
         layout = PackedSequenceInfo.of(batch, shared, causal=self.encoder is None)
         with self.slot.packed_sequences(layout), self._load.counting(batch, shared=shared):
-            output = self._trunk(batch, ids, positions, placeholder_mask(ids.device), routed)
+            output = self._trunk(batch, ids, positions, routed)
         hidden = output.last_hidden_state
         sums = self._sums(output, batch, shared) if routed else None
         return (hidden if shared is None else shared.full(hidden, 1)), sums
@@ -273,6 +273,6 @@ class RoleModule(RootModule):
         offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
         with self.slot.padded_rows(layout), self._load.counting(batch, rows=rows):
             ids, positions = batch.input_ids[0][rows.index], offsets[None, :].expand(rows.index.shape)
-            output = self._trunk(batch, ids, positions, rows.real.long(), routed, rows)
+            output = self._trunk(batch, ids, positions, routed, rows)
         hidden = rows.unpad(output.last_hidden_state).unsqueeze(0)
         return hidden, self._sums(output, batch, rows=rows) if routed else None

@@ -145,6 +145,7 @@ def resplit(global_batch: int, data_parallel_size: int, prefer_micro: int) -> Ba
     pairs = legal_pairs(global_batch, data_parallel_size)
     if not pairs:
         legal = divisors(global_batch)
+        shown = ", ".join(map(str, legal[:12])) + (", …" if len(legal) > 12 else "")
         below = max(d for d in legal if d <= data_parallel_size)
         above = [d for d in legal if d > data_parallel_size][:1]
         raise ConfigError(
@@ -153,12 +154,8 @@ def resplit(global_batch: int, data_parallel_size: int, prefer_micro: int) -> Ba
                 str(data_parallel_size),
                 global_batch=global_batch,
                 data_parallel_size=data_parallel_size,
-                hint=f"start {' or '.join(map(str, [below, *above]))} processes (legal: {_shorten(legal)})",
+                hint=f"start {' or '.join(map(str, [below, *above]))} processes (legal: {shown})",
             )
         )
     micro, accumulation = max((pair for pair in pairs if pair[0] <= prefer_micro), default=pairs[0])
     return BatchSplit(micro, accumulation, data_parallel_size, global_batch)
-
-
-def _shorten(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:12])) + (", …" if len(numbers) > 12 else "")

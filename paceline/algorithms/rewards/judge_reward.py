@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import httpx
 
@@ -26,6 +27,7 @@ PROMPT = (
 )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class JudgeReward:
     """Scores each answer by one request, ``concurrency`` of them at a time.
 
@@ -43,28 +45,28 @@ class JudgeReward:
 
     has_deadlines = True
 
-    def __init__(
-        self,
-        *,
-        url: str,
-        model: str,
-        prompt: str = PROMPT,
-        api_key_env: str | None = None,
-        concurrency: int = 8,
-        timeout: float = 60.0,
-        max_tokens: int = 256,
-        budget: int | None = None,
-    ) -> None:
-        key = environment().get(api_key_env or "")
-        if why := _wrong(url, prompt, api_key_env, key, (concurrency, timeout, max_tokens, budget)):
+    url: str
+    model: str
+    prompt: str = PROMPT
+    api_key_env: str | None = None
+    concurrency: int = 8
+    timeout: float = 60.0
+    max_tokens: int = 256
+    budget: int | None = None
+    used: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        """Check the options, and open the connections."""
+        key = environment().get(self.api_key_env or "")
+        numbers = (self.concurrency, self.timeout, self.max_tokens, self.budget)
+        if why := _wrong(self.url, self.prompt, self.api_key_env, key, numbers):
             what = f"the reward 'judge' {why}"
             raise ConfigError(codes.REWARDS_OPTIONS(what, "training.rollout.rewards", hint=_HINT))
-        base = url.rstrip("/")
+        base = self.url.rstrip("/")
         self.url = (
             f"{base}/chat/completions" if base.rsplit("/", 1)[-1] == "v1" else f"{base}/v1/chat/completions"
         )
-        self.model, self.prompt, self.timeout, self.max_tokens = model, prompt, float(timeout), max_tokens
-        self.concurrency, self.budget, self.used, self._lock = concurrency, budget, 0, threading.Lock()
+        self.timeout, self._lock = float(self.timeout), threading.Lock()
         # no proxy of the environment: it would see the key
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {}, trust_env=False, timeout=self.timeout

@@ -281,12 +281,9 @@ def bare_adapter(
 ) -> ForeignState:
     """Return the state of tensors that are all an adapter's, under our names."""
     order = adapter_order(weights, names)
-    decaying = frozenset(n for n, shape in order.items() if _decays(n, shape))
+    matrices = (n for n, shape in order.items() if len(shape) > 1 or n.endswith(MAGNITUDE))
+    decaying = frozenset(n for n in matrices if not NO_DECAY.search(n))
     return ForeignState(form, 0, weights, adapter=settings, trained=order, decaying=decaying)
-
-
-def _decays(name: str, shape: tuple[int, ...]) -> bool:
-    return (len(shape) > 1 or name.endswith(MAGNITUDE)) and not NO_DECAY.search(name)
 
 
 def adapter_order(weights: Mapping[str, LazyTensor], names: ModelNames) -> dict[str, tuple[int, ...]]:

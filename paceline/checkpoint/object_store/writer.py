@@ -122,7 +122,9 @@ def wait_until_free(store: ObjectStore, url: ObjectUrl, run: str, lease: Lease) 
     last, waited, first_sign = last_object(store, CLAIMS), 0.0, None
     while last:
         held = _claim_at(store, last)
-        if held.get("run") == run or _died_here(held) or _was_given_back(store, last):
+        if held.get("run") == run or _died_here(held):
+            break
+        if again(partial(store.facts, _beside(last, "ended"))) is not None:  # it was given back
             break
         sign = _last_sign(store, last)
         age = (check_store(store, url) - sign).total_seconds()
@@ -162,10 +164,6 @@ def _last_sign(store: ObjectStore, number: int) -> datetime:
     names = (numbered(CLAIMS, number), _beside(number, "alive"))
     signs = [again(partial(store.facts, name)) for name in names]
     return max(facts.modified for facts in signs if facts is not None)
-
-
-def _was_given_back(store: ObjectStore, number: int) -> bool:
-    return again(lambda: store.facts(_beside(number, "ended"))) is not None
 
 
 def _claim_at(store: ObjectStore, number: int) -> JsonObject:

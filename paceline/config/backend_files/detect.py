@@ -162,7 +162,8 @@ def no_config(path: str | Path) -> Diagnostic | None:
     line = " ".join(path.split())
     if file.is_dir():
         message = "this is a folder, not a config"
-        return codes.CONFIG_IS_DIRECTORY(message, path, hint=f"{_inside_of(file)}; {_migrates(path)}")
+        inside = f"give the YAML file inside it, e.g. {file / 'config.yaml'}"
+        return codes.CONFIG_IS_DIRECTORY(message, path, hint=f"{inside}; {_migrates(path)}")
     if not file.exists():
         if " " in line and re.search(r"\s--?\w|\.ya?ml\b", line):
             message = "this is a command line, not a config"
@@ -197,10 +198,6 @@ def imports(path: str) -> str:
 
 def _migrates(path: str) -> str:
     return f"paceline migrate {shlex.quote(path)} --to ours translates what a person has of another program"
-
-
-def _inside_of(folder: Path) -> str:
-    return f"give the YAML file inside it, e.g. {folder / 'config.yaml'}"
 
 
 def read_as_ours(data: Json, name: str) -> Diagnostic | None:

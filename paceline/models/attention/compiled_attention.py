@@ -19,6 +19,7 @@ from paceline.models.attention.kernel_choice import AttentionKernels, traced_ker
 from paceline.models.attention.padded_documents import PaddedRows
 from paceline.models.attention.reference_attention import (
     AttentionOptions,
+    DocumentOptions,
     document_mask,
     documents_generic,
     documents_padded,
@@ -45,7 +46,7 @@ def document_flash(
     """
     edges = tuple(bounds.tolist())
     product = product_dtype(query.dtype, query.device)
-    out, sums = flash_forward(query, key, value, edges, scale, product, causal)
+    out, sums = flash_forward(query, key, value, DocumentOptions(edges, scale, product, causal))
     if equal_rows(edges, query.shape[2]):
         return out, sums[0].transpose(0, 1).flatten(1).unsqueeze(0)
     # an operator returns a fixed number of tensors: the documents' sums in one
@@ -81,7 +82,8 @@ def document_flash_backward(
     else:
         sums = [lse[:, :, a:b] for a, b in pairwise(edges)]
     product = product_dtype(query.dtype, query.device)
-    grads = flash_backward(grad, query, key, value, out, sums, edges, scale, product, causal)
+    options = DocumentOptions(edges, scale, product, causal)
+    grads = flash_backward(grad, query, key, value, out, sums, options)
     return grads[0].contiguous(), grads[1].contiguous(), grads[2].contiguous()
 
 

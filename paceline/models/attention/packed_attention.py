@@ -29,6 +29,7 @@ from paceline.models.attention.kernel_choice import AttentionKernels
 from paceline.models.attention.reference_attention import (
     AttentionOptions,
     CpuDocuments,
+    DocumentOptions,
     documents_generic,
     documents_padded,
     scores_attention,
@@ -180,7 +181,8 @@ def document_attention(
         return tail_and_rest(inner, query, key, value, layout, options)
     if kernel == DOCUMENT_FLASH:
         product = product_dtype(query.dtype, query.device)
-        return CpuDocuments.apply(query, key, value, layout.bounds, scale, product, layout.causal)
+        how = DocumentOptions(layout.bounds, scale, product, layout.causal)
+        return CpuDocuments.apply(query, key, value, how)
     if kernel == VARLEN_FLASH:
         return documents_varlen(query, key, value, layout, options)
     if kernel == FLEX:

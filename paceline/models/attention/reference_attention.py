@@ -33,6 +33,21 @@ class AttentionOptions(NamedTuple):
     sinks: Tensor | None = None
 
 
+class DocumentOptions(NamedTuple):
+    """Options of one call of the CPU flash kernel.
+
+    bounds   where each document begins, and the end of the last
+    scale    of the scores
+    product  the dtype the kernel computes in (fp32 if the CPU has no bf16 instructions, see ``precision``)
+    causal   whether a query sees only the keys before it
+    """
+
+    bounds: tuple[int, ...]
+    scale: float
+    product: torch.dtype
+    causal: bool = True
+
+
 # called directly: ``F.scaled_dot_product_attention`` returns no log-sum-exps
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -40,10 +55,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 class _DocumentsContext(FunctionContext):
     saved_tensors: tuple[Tensor, ...]  # query, key, value, output, log-sum-exps
-    bounds: tuple[int, ...]
-    scale: float
-    product: torch.dtype
-    causal: bool
+    options: DocumentOptions
 
 
 class CpuDocuments(Function):
@@ -51,49 +63,35 @@ class CpuDocuments(Function):
     all documents.
 
     query [1, H, T, D], key and value [1, K, T, D] with H a multiple of K (grouped-query attention); output
-    [1, H, T, D] with the memory layout of [1, T, H, D]. ``product``: the dtype the kernel computes in (fp32
-    if the CPU has no bf16 instructions, see ``precision``).
+    [1, H, T, D] with the memory layout of [1, T, H, D].
     """
 
     @staticmethod
     def forward(
-        ctx: _DocumentsContext,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        bounds: tuple[int, ...],
-        scale: float,
-        product: torch.dtype,
-        causal: bool = True,
+        ctx: _DocumentsContext, query: Tensor, key: Tensor, value: Tensor, options: DocumentOptions
     ) -> Tensor:
         """Compute each document into one output buffer, or all documents in one call if they are equally
         long.
         """
-        result, sums = flash_forward(query, key, value, bounds, scale, product, causal)
+        result, sums = flash_forward(query, key, value, options)
         ctx.save_for_backward(query, key, value, result, *sums)
-        ctx.bounds, ctx.scale, ctx.product, ctx.causal = bounds, scale, product, causal
+        ctx.options = options
         return result
 
     @staticmethod
     def backward(ctx: _DocumentsContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Call the kernel's own backward per document, or once for all if they are equally long."""
         query, key, value, out, *sums = ctx.saved_tensors
-        how = ctx.bounds, ctx.scale, ctx.product, ctx.causal
-        return *flash_backward(grad, query, key, value, out, sums, *how), None, None, None, None
+        return *flash_backward(grad, query, key, value, out, sums, ctx.options), None
 
 
 def flash_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bounds: tuple[int, ...],
-    scale: float,
-    product: torch.dtype,
-    causal: bool = True,
+    query: Tensor, key: Tensor, value: Tensor, options: DocumentOptions
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the attention [1, H, T, D], laid out as [1, T, H, D], in the query's dtype, and the
     log-sum-exps: [1, H, t] of each document, or one [documents, H, t] if all are equally long.
     """
+    bounds, scale, product, causal = options
     q, k, v = query.to(product), key.to(product), value.to(product)
     if rows := equal_rows(bounds, q.shape[2]):
         o, lse = _flash(*(_split(x, rows) for x in (q, k, v)), 0.0, causal, scale=scale)
@@ -110,12 +108,10 @@ def flash_backward(
     value: Tensor,
     out: Tensor,
     sums: Sequence[Tensor],
-    bounds: tuple[int, ...],
-    scale: float,
-    product: torch.dtype,
-    causal: bool = True,
+    options: DocumentOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value from what ``flash_forward`` took and returned."""
+    bounds, scale, product, causal = options
     all_of_them = tuple(x.to(product) for x in (grad, query, key, value, out))
     if rows := equal_rows(bounds, query.shape[2]):
         parts = (_split(x, rows) for x in all_of_them)

@@ -235,16 +235,14 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
         (
             base is not None,
             "lora.quantization_bit",
-            _base_text(base) if base else "",
+            f"{base.bits} ({base.type}{', with its scales quantised as well' if base.double_quant else ''})"
+            if base
+            else "",
             "every frozen linear layer except the head, quantised by bitsandbytes while loading; a merged"
             " export adds the adapter to the quantised weights",
         ),
     )
     return tuple(Decision(subject, choice, why) for holds, subject, choice, why in rows if holds)
-
-
-def _base_text(base: Quantization) -> str:
-    return f"{base.bits} ({base.type}{', with its scales quantised as well' if base.double_quant else ''})"
 
 
 def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:

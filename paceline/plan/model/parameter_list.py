@@ -30,7 +30,6 @@ from paceline.plan.model.shape import (
     MATRIX,
     TRANSPOSED,
     Latent,
-    Listed,
     Listing,
     Mixture,
     ModelShape,
@@ -221,25 +220,21 @@ def _as_listed(shape: ModelShape, listing: Listing) -> tuple[Parameter, ...]:
     """Return the class's parameters; a scalar head takes the place of the language model's. An encoder's
     class has it already, for another number of classes.
     """
+    encoder = shape.family.encoder
     listed = [
         Parameter(
             tensor.name.replace(f".{LAYER}.", f".{run.first + offset}.", 1),
-            _with_outputs(shape, tensor),
+            (shape.head_outputs, *tensor.shape[1:]) if encoder and tensor.kind == HEAD else tensor.shape,
             run.first + offset if run.first >= 0 else None,
             tensor.kind,
         )
         for run in listing.runs
         for offset in range(run.count)
         for tensor in listing.tensors[run.tensors]
-        if not (shape.scalar_head and tensor.kind == HEAD) or shape.family.encoder
+        if not (shape.scalar_head and tensor.kind == HEAD) or encoder
     ]
-    added = shape.scalar_head and shape.head_outputs > 0 and not shape.family.encoder
+    added = shape.scalar_head and shape.head_outputs > 0 and not encoder
     return (*listed, *(Parameter(*tensor) for tensor in _tensors(shape, ["head"]) if added))
-
-
-def _with_outputs(shape: ModelShape, tensor: Listed) -> tuple[int, ...]:
-    last = tensor.kind == HEAD and shape.family.encoder
-    return (shape.head_outputs, *tensor.shape[1:]) if last else tensor.shape
 
 
 def is_linear(shape: ModelShape, parameter: Parameter) -> bool:

@@ -23,7 +23,7 @@ from paceline.protocols.rollout import RolloutInterrupted
 from paceline.runtime.process_group.world import World, environment
 from paceline.training.preflight.generation_servers import missing_key
 from paceline.training.rollout.weight_folder import WeightFolder, load_weights
-from paceline.training.rollout.weight_probe import ServerScores, WeightProbe, bounds_of, changed_norms
+from paceline.training.rollout.weight_probe import GapBounds, ServerScores, WeightProbe, changed_norms
 
 BACK_SECONDS = 5.0  # in which a server that was left out must say that it is there again
 PATIENCE_SECONDS = 30.0  # for a connection that fails, where other servers can take over
@@ -64,7 +64,9 @@ class RolloutServers:
             raise ConfigError(*missing)
         engines = [self._engine(option, variables) for option in self.options]
         self.pool = ServerPool(engines, self.world.rank)
-        self.probe = WeightProbe(self.vocab_size, self.positions, bounds_of(self.dtype))
+        exact = self.dtype in (torch.float32, torch.float64)
+        bounds = GapBounds(1e-4, 0.02) if exact else GapBounds(0.05, 0.5)
+        self.probe = WeightProbe(self.vocab_size, self.positions, bounds)
         self.weights = [WeightFolder(self._folder(option), self.dtype) for option in self.options]
         for place, error in together(lambda place: engines[place].find_model(), range(len(engines))).items():
             self.pool.leave_out(place, error)

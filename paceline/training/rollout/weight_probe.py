@@ -37,11 +37,6 @@ class GapBounds:
     most: float
 
 
-def bounds_of(dtype: torch.dtype) -> GapBounds:
-    """Return the tolerance for weights of ``dtype``."""
-    return GapBounds(1e-4, 0.02) if dtype in (torch.float32, torch.float64) else GapBounds(0.05, 0.5)
-
-
 @dataclass(frozen=True)
 class ServerScores:
     """What a server says: log-probabilities [68] of the texts and of the ``tokens`` after the prefix."""

@@ -101,13 +101,12 @@ def samples_of(view: RunView, before: int | None, limit: int) -> JsonObject:
         written = data.get("rows") if isinstance(data, dict) else None
         rows = [row for row in written if isinstance(row, dict)] if isinstance(written, list) else []
         counts = {"count": len(rows), "right": sum(bool(row.get("correct")) for row in rows)}
-        shown: list[Json] = [_clipped(row) for row in rows[:_MOST_ROWS]]
+        shown: list[Json] = [
+            {k: v[:MAX_SAMPLE_TEXT] if isinstance(v, str) else v for k, v in row.items()}
+            for row in rows[:_MOST_ROWS]
+        ]
         groups.append({"step": step, "answers": are_answers, "rows": shown, **counts})
     return {"groups": groups, "before": first}
-
-
-def _clipped(row: JsonObject) -> JsonObject:
-    return {k: v[:MAX_SAMPLE_TEXT] if isinstance(v, str) else v for k, v in row.items()}
 
 
 def log_names(run: RunDir) -> list[Json]:

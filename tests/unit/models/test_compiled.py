@@ -15,7 +15,12 @@ from torch._inductor import config as inductor_config
 
 from paceline.models.attention import compiled_attention
 from paceline.models.attention.compiled_attention import document_flash, document_scores
-from paceline.models.attention.reference_attention import AttentionOptions, CpuDocuments, documents_generic
+from paceline.models.attention.reference_attention import (
+    AttentionOptions,
+    CpuDocuments,
+    DocumentOptions,
+    documents_generic,
+)
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.role_module import RoleModule
 from paceline.plan.model.kernels import PADDED_SDPA
@@ -216,7 +221,7 @@ def test_the_operator_of_the_flash_kernel_has_its_bits(bounds: tuple[int, ...]) 
     tokens = bounds[-1]
     q, k, v = (_draw(1, tokens, heads, 8).transpose(1, 2) for heads in (4, 2, 2))
     upstream = _draw(1, 4, tokens, 8).detach()
-    expected = CpuDocuments.apply(q, k, v, bounds, 0.3, torch.float64)
+    expected = CpuDocuments.apply(q, k, v, DocumentOptions(bounds, 0.3, torch.float64))
     found, _ = document_flash(q, k, v, torch.tensor(bounds), 0.3)
     assert torch.equal(found, expected)
     for a, b in zip(

@@ -32,6 +32,7 @@ from paceline.models.attention.compiled_attention import document_flash, documen
 from paceline.models.attention.reference_attention import (
     AttentionOptions,
     CpuDocuments,
+    DocumentOptions,
     documents_generic,
     documents_padded,
 )
@@ -166,7 +167,9 @@ def test_every_kernel_sees_both_sides_and_no_other_document(window: int | None) 
         "capped": documents_generic(q, k, v, layout, options._replace(softcap=1e9)),
     }
     if window is None:
-        found["flash"] = CpuDocuments.apply(q, k, v, layout.bounds, 0.3, torch.float64, False)
+        found["flash"] = CpuDocuments.apply(
+            q, k, v, DocumentOptions(layout.bounds, 0.3, torch.float64, False)
+        )
         found["traced flash"] = document_flash(q, k, v, bounds, 0.3, False)[0]
     upstream = torch.randn(expected.shape, generator=draw, dtype=torch.float64)
     wanted = torch.autograd.grad(expected, given, upstream)

@@ -12,7 +12,7 @@ from model_families import build_family, make_batch
 from torch import nn
 
 from paceline.models.attention import reference_attention
-from paceline.models.attention.reference_attention import CpuDocuments
+from paceline.models.attention.reference_attention import CpuDocuments, DocumentOptions
 from paceline.models.fused_layers.qkv_rotary import rotate
 from paceline.models.fused_layers.rms_norm import RmsNorm
 from paceline.models.fused_layers.swiglu import SwiGlu
@@ -70,7 +70,7 @@ def test_documents_of_one_length_are_attended_to_at_once_with_the_same_bits(
     ).transpose(1, 2)
 
     def both_ways(bounds: tuple[int, ...]) -> list[torch.Tensor]:
-        out = CpuDocuments.apply(q, k, v, bounds, 0.3, torch.float64)
+        out = CpuDocuments.apply(q, k, v, DocumentOptions(bounds, 0.3, torch.float64))
         return [out, *torch.autograd.grad(out, (q, k, v), upstream)]
 
     calls: list[int] = []

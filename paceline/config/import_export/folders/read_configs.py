@@ -29,6 +29,8 @@ _OF_HF = (
     "num_train_epochs",
     "lr_scheduler_type",
 )
+#: a key of each entry of LLaMA-Factory's ``dataset_info.json``: where its rows are
+_OF_ROWS = {"file_name", "hf_hub_url", "ms_hub_url", "script_url", "cloud_file_name"}
 NOT_IMPORTED = "config of "  # before the name of a program whose files are not imported
 NAMES = {
     "llamafactory": "LLaMA-Factory",
@@ -73,7 +75,8 @@ class Configs:
 
 def kind_of_config(file: FolderFile, data: JsonObject) -> tuple[str, str]:
     """Return (the program whose training a file describes, what else it is); both empty for no part."""
-    if PurePosixPath(file.path).name == "dataset_info.json" or _names_data_sets(data):
+    are_data_sets = all(isinstance(entry, dict) and _OF_ROWS & {*entry} for entry in data.values())
+    if PurePosixPath(file.path).name == "dataset_info.json" or (data and are_data_sets):
         return "", f"data sets of LLaMA-Factory: {len(data)}"
     if not data:
         return "", ""
@@ -96,9 +99,3 @@ def kind_of_config(file: FolderFile, data: JsonObject) -> tuple[str, str]:
         return "", f"{NOT_IMPORTED}{program.name}"
     ours = len({*SECTIONS} & {*data}) > 1 and {*data} <= {*SECTIONS, "schema_version", "extends"}
     return "", "a config of Paceline already" if ours else ""
-
-
-def _names_data_sets(data: JsonObject) -> bool:
-    """Whether every entry names rows as LLaMA-Factory's ``dataset_info.json`` does."""
-    keys = {"file_name", "hf_hub_url", "ms_hub_url", "script_url", "cloud_file_name"}
-    return bool(data) and all(isinstance(entry, dict) and keys & {*entry} for entry in data.values())

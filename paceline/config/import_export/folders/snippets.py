@@ -63,13 +63,11 @@ _CONDITIONS = ("ifeq", "ifneq", "ifdef", "ifndef")
 _DEEPEST = 16
 
 
-def makefile_snippets(file: FolderFile) -> list[Snippet]:
-    """Return each recipe line of a Makefile as a shell gets it: variables of make are filled in."""
-    return list(_Makefile(file).snippets())
-
-
 class _Makefile:
-    """A Makefile that is read from its top; what a condition sets is not certain, and stays open."""
+    """A Makefile that is read from its top; what a condition sets is not certain, and stays open.
+
+    Each recipe line is a snippet as a shell gets it: variables of make are filled in.
+    """
 
     def __init__(self, file: FolderFile) -> None:
         self._file = file
@@ -178,6 +176,6 @@ def _shell_form(text: str) -> str:
 
 
 READERS: dict[str, Callable[[FolderFile], list[Snippet]]] = {
-    "makefile": makefile_snippets,
+    "makefile": lambda file: list(_Makefile(file).snippets()),
     "dockerfile": dockerfile_snippets,
 }

@@ -61,13 +61,16 @@ def _one(reader: KeyReader, outer: str, number: int, item: JsonObject) -> JsonOb
     """Return one of our data sets; decides its keys. ``outer``: the key of the list that holds it."""
     inner = reader.inside(f"{outer}.{number}", item)
     prompts = as_object(reader.facts.get("prompts"))
+    listed = reader.given.get("datasets")
+    sets = [as_object(one) for one in listed] if isinstance(listed, list) else None
+    all_drop = sets is not None and all(one.get("drop_system_message") for one in sets)
     inner.facts |= {
         "outer": outer,
         "template": reader.text("chat_template"),
         "prompts": prompts,
-        "turns": any(str(word).startswith(("chat_template", "sharegpt")) for word in _types(reader)),
+        "turns": any(str(one.get("type")).startswith(("chat_template", "sharegpt")) for one in sets or ()),
         "eos_token": end_of_text(reader),
-        "has_formats": bool(formats_of(reader)) and _all_drop(reader),
+        "has_formats": bool(formats_of(reader)) and all_drop,
     }
     decide(inner, "axolotl_data", CODE)
     for key in item:
@@ -101,17 +104,6 @@ def _turn_keys(reader: KeyReader) -> None:
     ]
     if unknown:
         reader.lose("roles", f"turns of {', '.join(unknown)}: a data.converter renames roles")
-
-
-def _all_drop(reader: KeyReader) -> bool:
-    """Whether every data set drops its system turns."""
-    sets = reader.given.get("datasets")
-    return isinstance(sets, list) and all(as_object(item).get("drop_system_message") for item in sets)
-
-
-def _types(reader: KeyReader) -> list[Json]:
-    sets = reader.given.get("datasets")
-    return [as_object(item).get("type") for item in sets] if isinstance(sets, list) else []
 
 
 def tokens(reader: KeyReader) -> None:

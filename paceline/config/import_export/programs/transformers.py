@@ -76,7 +76,9 @@ def by_alias(reader: KeyReader, key: str) -> None:
     if value is None:
         reader.nothing(key, NO_VALUE)
         return
-    if key not in reader.defaults and "." not in key and (isinstance(value, dict) or _is_section(key)):
+    info = field_of(f"training.{key}")
+    is_section = info is not None and nested_model(info) is not None
+    if key not in reader.defaults and "." not in key and (isinstance(value, dict) or is_section):
         # a name of ours alone: what the program would mean by it is not known
         for name in (key, *(inner for inner in reader.given if inner.startswith(f"{key}."))):
             reader.lose(name, f"{reader.result.system} has no block {key}: write its keys at the left margin")
@@ -110,11 +112,6 @@ def by_alias(reader: KeyReader, key: str) -> None:
         reader.nothing(key, f"{reader.result.system} has no such argument, and ignores it{meant}")
     else:
         reader.lose(key, f"{reader.result.system} has no such argument, and neither has Paceline")
-
-
-def _is_section(key: str) -> bool:
-    info = field_of(f"training.{key}")
-    return info is not None and nested_model(info) is not None
 
 
 def _through(reader: KeyReader, key: str, alias: Alias, value: Json) -> None:

@@ -46,7 +46,8 @@ def zero_states(
     if engine.zero_stage == 3:
         return _stage3(plan, engine, pieces, ranks, low)
     groups = [g for g in ([p for p in pieces if p.trained and p.decays == d] for d in (True, False)) if g]
-    flat = [_aligned(sum(p.numel for p in group), ALIGNMENT * ranks) for group in groups]
+    multiple = ALIGNMENT * ranks
+    flat = [-(-sum(p.numel for p in group) // multiple) * multiple for group in groups]
     frozen = sum(p.numel * (low if p.size >= 4 else p.size) for p in pieces if not p.trained)
     partition = sum(flat) // ranks
     return ModelStates(
@@ -55,10 +56,6 @@ def zero_states(
         optimizer=moment_bytes((partition,), plan.optimizer, MASTER),
         counters=counter_bytes(plan.optimizer) * len(groups),
     )
-
-
-def _aligned(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
 
 
 def _gradients(
