@@ -36,6 +36,16 @@ class _REWARDS_TESTS(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _EMBEDDING_NO_SCORE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 ALGORITHM_NOT_AN_ALGORITHM: Code
 REWARD_UNKNOWN: Code
 REWARDS_NOT_A_FUNCTION: Code
@@ -44,3 +54,4 @@ REWARDS_NO_ANSWER: _REWARDS_NO_ANSWER
 REWARDS_FAILED: _REWARDS_FAILED
 REWARDS_TESTS: _REWARDS_TESTS
 REWARDS_OPTIONS: Code
+EMBEDDING_NO_SCORE: _EMBEDDING_NO_SCORE

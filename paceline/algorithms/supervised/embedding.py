@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.algorithms import codes
 from paceline.algorithms.algorithm import Algorithm
 from paceline.config.sections.algorithms.retrieval import EmbeddingOptions
+from paceline.core.errors import DataError
 from paceline.core.json_types import Json
 from paceline.models.heads.document_pooling import pooled
 from paceline.protocols.algorithm import WindowVectors
@@ -109,4 +111,6 @@ class Embedding(Algorithm):
         queries = (window.real & (window.columns[PART] == 0)).nonzero().squeeze(1)
         cosines = F.cosine_similarity(window.vectors[queries], window.vectors[queries + 1])
         scores = window.columns[SCORE][queries].to(cosines)
+        if torch.isnan(scores).any():
+            raise DataError(codes.EMBEDDING_NO_SCORE("training.embedding.loss_type"))
         return ((cosines - scores) ** 2).sum() + window.vectors.sum() * 0.0

@@ -22,6 +22,7 @@ from paceline.algorithms.supervised.embedding import Embedding
 from paceline.algorithms.supervised.reranker import Reranker
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
+from paceline.core.errors import DataError
 from paceline.data.packed_source import PackedSource
 from paceline.data.prepare.prepare import Prepared, prepare
 from paceline.data.rows.kinds.base import row_kind
@@ -111,6 +112,17 @@ def test_rerankers_losses_are_those_of_a_cross_encoder(case: dict[str, Any], tmp
     batch = source(prepared(tmp_path, case["family"], rows, "ranked")).batch(0, [*range(5), -1])
     module = module_of(case["family"], Role.REWARD)
     check(module, batch, Reranker(loss_type=case["loss_type"]), Role.REWARD, case)
+
+
+def test_a_pair_without_a_score_is_named(tmp_path: Path) -> None:
+    rows = [{"sentence1": "a b", "sentence2": "c", "score": 0.5}, {"sentence1": "b", "sentence2": "a c"}]
+    batch = source(prepared(tmp_path, "llama", rows, "retrieval")).batch(0, [0, 1])
+    algorithm = Embedding(loss_type="cosine_similarity")
+    outputs = module_of("llama", Role.EMBEDDING)(
+        batch, algorithm.required_outputs(Role.EMBEDDING, training=True)
+    )
+    with pytest.raises(DataError, match=r"embedding\.no_score"):
+        algorithm.losses(Role.EMBEDDING, outputs, batch)
 
 
 class Run:
