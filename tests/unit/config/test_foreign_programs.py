@@ -98,7 +98,7 @@ def test_a_kindred_file_that_is_read_names_the_import_first(
 ) -> None:
     (tmp_path / name).write_text(text)
     first, *rest = load_config(str(tmp_path / name)).notes
-    assert f"a config of {program}:" in first.what and "paceline config import" in first.hint
+    assert f"a config of {program}, read with" in first.what and "paceline config import" in first.hint
     assert not any(note.hint == "remove the line" for note in rest)
 
 

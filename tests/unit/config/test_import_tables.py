@@ -29,6 +29,7 @@ from paceline.core.plugins.tables import ALGORITHMS
 
 TABLES = sorted(path.stem for path in (Path(decide_keys.__file__).parent / "keys").glob("*.toml"))
 TABLES.remove("other_jobs")  # of commands that do not train: it decides no key
+TABLES.remove("proof")  # what `migrate --prove` writes in place of keys: no verdicts
 CODE: Mapping[str, Mapping[str, object]] = {
     "axolotl": axolotl.CODE,
     "axolotl_data": axolotl_data.CODE,
