@@ -165,7 +165,7 @@ def _layers(
         collector.written_for(version)
         collector.problems = gathered(collector.problems, tree.data(), name)
         alone = len(documents) == 1  # no file is extended
-        if alone and (theirs := read_as_ours(tree.data(), name)) is not None:
+        if alone and (theirs := read_as_ours(tree.data(), str(name))) is not None:
             kept = "the import keeps its meaning"  # another program's key is translated, not removed
             collector.notes = [
                 theirs,

@@ -25,6 +25,7 @@ STABLE = {
     "export": "run to *checkpoint dtype role merge overwrite exporters max_shard_size",
     "generate": "model prompts *system max_new_tokens temperature top_p top_k batch_size",
     "load_config": "config overrides",
+    "migrate": "path *to force",
     "plan": "config *overrides hardware nproc imports",
     "train": (
         "config *overrides algorithm strategy dataset eval_dataset converter callbacks trackers metrics"

@@ -264,8 +264,8 @@ def test_numbers_read_past_the_device_are_found() -> None:
 def test_boundaries_of_another_integer_type_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = PackedSequenceInfo.of
 
-    def wrong(batch: Batch, shared: Any = None) -> PackedSequenceInfo:
-        made = right(batch, shared)
+    def wrong(batch: Batch, shared: Any = None, **more: Any) -> PackedSequenceInfo:
+        made = right(batch, shared, **more)
         return replace(made, cu_seqlens=made.cu_seqlens.long())
 
     monkeypatch.setattr(PackedSequenceInfo, "of", staticmethod(wrong))

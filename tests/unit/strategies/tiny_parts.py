@@ -74,6 +74,7 @@ class TinyObjective:
     reference_roles = ()
     window_means = None
     train_metrics = ()
+    joint = None
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         return frozenset({Output.NLL} if training else {Output.NLL, Output.CORRECT})
