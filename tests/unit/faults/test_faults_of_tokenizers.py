@@ -164,7 +164,7 @@ def test_a_pair_that_is_cut_says_so(job: Job, monkeypatch: pytest.MonkeyPatch) -
     tried_here(monkeypatch)
     found = job.found(_equal_pairs(job))["data.same_answers"]
     assert "2 of 300 rows" in found.what
-    assert "pairs.jsonl:171: in their first 64 tokens: increase data.max_length" in found.found
+    assert "pairs.jsonl:171: in the 64 tokens that are kept: increase data.max_length" in found.found
 
 
 LOOPS = "{% for i in range(3) %}{% endfor %}{% for turn in messages %}{{ turn.content }}{% endfor %}"
