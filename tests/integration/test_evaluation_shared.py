@@ -123,7 +123,7 @@ def test_a_model_that_scores_is_refused_once_before_processes_start(tmp_path: Pa
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
     made = LlamaForSequenceClassification(LlamaConfig(**sizes, num_attention_heads=2, num_labels=1))
     made.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="gives scores, not text"):
+    with pytest.raises(ConfigError, match="gives scores or vectors, not text"):
         check_shareable(tmp_path, strategy, 2)
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace("ForSequenceClassification", "ForCausalLM"))

@@ -29,6 +29,7 @@ ELSEWHERE = {  # programs with rules of their own
     "paceline/evaluation/sharded_chat.py": "its inner function is: main leaves after any error at once",
     "paceline/evaluation/scores/metrics.py": "a part of evaluate, ended with it",
     "paceline/models/loading/list_parameters.py": "a part of the plan, ended with it",
+    "paceline/verify/peer_program.py": "another program's Python runs it, without Paceline",
     "paceline/config/render/reference.py": "documentation",
     "paceline/config/backend_files/docs_page.py": "documentation",
     "paceline/plan/model/families_page.py": "documentation",
