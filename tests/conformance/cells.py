@@ -378,7 +378,7 @@ def taught() -> list[Cell]:
     named = {v.name: v for v in VARIANTS}
     cells = [
         Cell(named[name], finetuning, precision, algorithm)
-        for algorithm in ("distillation", "classification", "embedding", "reranker")
+        for algorithm in ("distillation", "classification")
         for name in _DATA_PARALLEL
         for finetuning in ("full", "LoRA")
         for precision in ("fp32", "fp64")
@@ -390,8 +390,11 @@ def taught() -> list[Cell]:
         *(Cell(named[name], "LoRA", "fp32", _ANSWERED) for name in _QUANTISED[1:]),
         *(Cell(named[name], "full", "fp64", _ANSWERED) for name in _QUANTISED[1:]),
     ]
+    # adapters and float64 are left out: they take the same windows
+    joint = [Cell(named[n], "full", "fp32", a) for a in ("embedding", "reranker") for n in _DATA_PARALLEL]
     return [
         *cells,
+        *joint,
         *alone,
         *answered,
         *(Cell(named["cp ulysses"], "full", precision, "distillation") for precision in ("fp32", "fp64")),

@@ -65,8 +65,9 @@ def test_a_server_changes_no_loss(
     assert served[0].extras["completion_length"] > 1 and served[4].loss != served[0].loss
     with urllib.request.urlopen(f"{server}/v1/models") as answer:
         loaded = json.load(answer)["loaded"]
-    assert [Path(p).name for p in loaded[1:]] == ["weights-000001", "weights-000002"]
-    assert [p.name for p in (tmp_path / "served/rollout-weights").iterdir()] == ["weights-000002"]
+    # three for what is measured at the start, then one for the second rollout
+    assert [Path(p).name for p in loaded[1:]] == [f"weights-00000{n}" for n in range(1, 5)]
+    assert [p.name for p in (tmp_path / "served/rollout-weights").iterdir()] == ["weights-000004"]
 
 
 def test_a_server_that_is_not_there_is_named_by_every_rank(
