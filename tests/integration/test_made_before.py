@@ -100,17 +100,15 @@ def check_plan(before: dict[str, Any], now: dict[str, Any]) -> None:
     ]
     assert decided[0].items() <= decided[1].items()
     for section in ("model", "data", "training", "rollout"):
-        was, now_is = before["config"].get(section) or {}, now["config"][section]
+        was, now_is = before["config"].get(section) or {}, now["config"].get(section) or {}
         other = {key for key, value in was.items() if not goes_on(value, now_is[key])}
         assert other <= {"resume_from_checkpoint", "train_on"}, (section, other)  # null is its default now
 
 
 def goes_on(was: Any, now: Any) -> bool:
-    """Whether a value is as it was; an entry of a list may have keys that have come since."""
-    if isinstance(was, list) and all(isinstance(entry, dict) for entry in was):
-        return len(was) == len(now) and all(
-            all(new[key] == value for key, value in old.items())
-            and not any(value for key, value in new.items() if key not in old)
-            for old, new in zip(was, now, strict=True)
-        )
+    """Whether a value is as it was; keys may have come since."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        return all(key in now and goes_on(value, now[key]) for key, value in was.items())
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        return all(goes_on(old, new) for old, new in zip(was, now, strict=True))
     return bool(was == now)
