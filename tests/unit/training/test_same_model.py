@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.plan.model.family import Family
 from paceline.plan.plan import AdapterSpec, OptimizerSpec
 from paceline.training.checkpointing.resume_compatibility import other_training
 
@@ -18,7 +19,7 @@ def codes(saved: list[str] | None, asked: tuple[str, ...], *, tied: bool) -> lis
         algorithm="reward",
         optimizer=OptimizerSpec(),
         adapter=AdapterSpec(4, 8.0, modules_to_save=asked),
-        shape=SimpleNamespace(tied=tied),
+        shape=SimpleNamespace(tied=tied, family=Family()),
     )
     state = {"adapter": {"r": 4, "alpha": 8.0, "modules_to_save": saved}}
     return [d.code for d in other_training(state, plan, {})]  # type: ignore[arg-type]
