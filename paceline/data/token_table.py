@@ -169,7 +169,7 @@ class TokenTable:
 
     def room(self, seq_len: int) -> int:
         """Return the tokens that a row has room for, where a document has at most ``seq_len``."""
-        return seq_len * self.group if self.group else max(seq_len, *self.group_lengths.tolist())
+        return seq_len * self.group if self.group else max(seq_len, int(self.group_lengths.max(initial=0)))
 
     def documents_of(self, groups: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (documents of these groups, in their order; how many each of them has)."""

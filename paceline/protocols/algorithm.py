@@ -66,9 +66,8 @@ class Objective(Protocol):
     # run before each micro-batch, without gradients; a role without a model: the policy, adapter disabled
     reference_roles: tuple[Role, ...]
     window_means: WindowMeans | None  # run before each window; the means are in ``Batch.extras``
-    joint: (
-        Output | None
-    )  # what the vectors of ``joint_losses`` are made of; None: losses are a micro-batch's own
+    # what the vectors of ``joint_losses`` are made of; None: losses are a micro-batch's own
+    joint: Output | None
     train_metrics: tuple[str, ...]  # metrics also computed in training; their means are in StepResult.extras
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:

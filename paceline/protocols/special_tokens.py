@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SECOND = (
-    "second"  # in ``Batch.extras``: the place of a document's first token of its second text (0: one text)
-)
+#: in ``Batch.extras``: the place of a document's first token of its second text (0: one text)
+SECOND = "second"
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,7 @@ class RewardItem(Section):
         description=(
             "exact_match, numeric, math_verify, regex, format, length, overlong, ended, code, judge (a "
             "model behind a server), model (the score of a reward model, `options: {model: FOLDER}`), or "
-            "your own function as "
-            "module:function."
+            "your own function as module:function."
         )
     )
     weight: Float = Field(default=1.0, description="Weight in the sum of rewards.")
