@@ -24,6 +24,7 @@ TERM = "queries"
 PART, SCORE = "part", "score"  # in ``Batch.extras`` [D]: 0 for a query, which its document follows; its grade
 _AT_ONCE = 1024  # queries, whose similarities to all documents are in memory
 _NEAR = 10
+_ROUNDING = 64  # units of rounding by which products of equal vectors may differ
 
 
 class _Compared(NamedTuple):
@@ -87,7 +88,9 @@ class Embedding(Algorithm):
         ranks = [torch.ones(0, device=window.vectors.device)]
         for similarities, targets in self._compared(window):
             own = similarities.gather(1, targets[:, None])
-            ranks.append(1.0 + (similarities > own).sum(1))
+            # A copy of the right document stands beside it, whatever a kernel's rounding says.
+            beside = _ROUNDING * torch.finfo(own.dtype).eps * own.abs().clamp(min=1 / self.temperature)
+            ranks.append(1.0 + (similarities > own + beside).sum(1))
         rank = widened(torch.cat(ranks))
         measured = {"accuracy": rank == 1, "mrr": 1.0 / rank, f"recall_at_{_NEAR}": rank <= _NEAR}
         return {f"{name}/{TERM}": widened(values).sum() for name, values in measured.items()}
