@@ -23,6 +23,8 @@ from paceline.generation.engine import Request, RolloutSampling
 from paceline.generation.local import LocalEngine
 from paceline.generation.score_texts import score_texts
 
+LOADING = threading.Lock()  # Transformers patches its classes while it loads: two at once leave them patched
+
 
 class Served:
     """The model, one call at a time."""
@@ -37,7 +39,7 @@ class Served:
 
     def load(self, folder: str) -> None:
         """Compute with the weights of this folder from now on."""
-        with self.lock:
+        with self.lock, LOADING:
             self.hf = AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype).eval()
             self.loaded.append(folder)
 

@@ -77,7 +77,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
-    """A test may not leave an environment variable or a non-daemon thread behind."""
+    """A test may not leave an environment variable, a non-daemon thread or a patched Transformers behind."""
     before, threads = dict(os.environ), set(threading.enumerate())
     yield
     changed = {k for k in set(before) | set(os.environ) if before.get(k) != os.environ.get(k)} - {
@@ -104,6 +104,10 @@ def no_leaks() -> Iterator[None]:
         )
     }
     assert not ours, f"environment variables leaked: {sorted(ours)}"
+    loading = sys.modules.get("transformers.modeling_utils")
+    assert loading is None or loading.PreTrainedModel.tie_weights.__name__ == "tie_weights", (
+        "Transformers is left patched: two threads loaded models at once"
+    )
     left = [t for t in set(threading.enumerate()) - threads if t.is_alive() and not t.daemon]
     # An executor told to end without waiting (Transformers' loading of weights does so) leaves threads that
     # are about to end.
