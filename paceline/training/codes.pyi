@@ -425,6 +425,7 @@ class _ROLLOUT_SAMPLING_GAP(CodeName):
         where: str = "",
         found: str = "",
         *,
+        remedy: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...

@@ -141,4 +141,8 @@ def check_sampling(result: StepResult, step: int, largest: float | None) -> None
     gap = result.extras.get("sampling_gap", 0.0)
     if largest is not None and gap > largest:
         found = f"sampling_gap {gap:.3g}, above {largest:g}"
-        raise PacelineError(codes.ROLLOUT_SAMPLING_GAP(f"step {step}", found))
+        remedy = (
+            "start the server with --logprobs-mode processed_logprobs, and the run's model and dtype; or"
+            " raise training.rollout.max_sampling_gap"
+        )
+        raise PacelineError(codes.ROLLOUT_SAMPLING_GAP(f"step {step}", found, remedy=remedy))

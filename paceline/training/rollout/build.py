@@ -39,6 +39,7 @@ from paceline.training.rollout.generate import Limits, RewardModel, RolloutGener
 from paceline.training.rollout.layout import AnswerRows, PromptSampler, RolloutLayout
 from paceline.training.rollout.rollout_windows import RolloutWindows
 from paceline.training.rollout.server import RolloutServers
+from paceline.training.rollout.weight_probe import GapBounds, ProvedEngine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -101,6 +102,7 @@ class RolloutSetup:
 
     def __post_init__(self) -> None:
         self.options = self.training.rollout or RolloutOptions()
+        self.compute: torch.dtype = getattr(torch, self.plan.precision.compute)
         updates = updates_per_pass(self.training, self.plan.batch.data_parallel_size)
         group = algorithm_spec(self.plan.algorithm).group_size(self.training)
         self.rollout_layout = RolloutLayout(self.layout, group, updates, self.algorithm.passes)
@@ -214,7 +216,7 @@ class RolloutSetup:
             root.hf.config.get_text_config().vocab_size,
             self.plan.seq_len,
             self.weights_folder,
-            getattr(torch, self.plan.precision.compute),
+            self.compute,
             self.options.verify_weights,
         )
 
@@ -232,7 +234,10 @@ class RolloutSetup:
         """
         if self.server is not None:
             return self.server.open(root)
-        return local_engine(root, self.prepared, self.runner.strategy, self.options.generation_rows)
+        engine = local_engine(root, self.prepared, self.runner.strategy, self.options.generation_rows)
+        if not self.options.verify_weights:
+            return engine
+        return ProvedEngine(engine, root, self.world, GapBounds.of(self.compute).most)
 
 
 def local_engine(root: RootModule, prepared: Prepared, strategy: Strategy, rows: int) -> LocalEngine:

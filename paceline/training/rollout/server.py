@@ -23,7 +23,8 @@ from paceline.protocols.rollout import RolloutInterrupted
 from paceline.runtime.process_group.world import World, environment
 from paceline.training.preflight.generation_servers import missing_key
 from paceline.training.rollout.weight_folder import WeightFolder, load_weights
-from paceline.training.rollout.weight_probe import GapBounds, ServerScores, WeightProbe, changed_norms
+from paceline.training.rollout.weight_probe import Gap, GapBounds, ServerScores, WeightProbe, changed_norms
+from paceline.training.rollout.wrong_layer import OUTSIDE, LoudLayers, first_wrong
 
 BACK_SECONDS = 5.0  # in which a server that was left out must say that it is there again
 PATIENCE_SECONDS = 30.0  # for a connection that fails, where other servers can take over
@@ -50,6 +51,7 @@ class RolloutServers:
     dtype: torch.dtype
     verifies: bool = True
     notes: list[Diagnostic] = field(default_factory=list)
+    searched: dict[int, str] = field(default_factory=dict, init=False)  # where a server's weights are wrong
     noted: dict[int, str] = field(
         default_factory=dict, init=False
     )  # the code of each server that is left out
@@ -64,9 +66,7 @@ class RolloutServers:
             raise ConfigError(*missing)
         engines = [self._engine(option, variables) for option in self.options]
         self.pool = ServerPool(engines, self.world.rank)
-        exact = self.dtype in (torch.float32, torch.float64)
-        bounds = GapBounds(1e-4, 0.02) if exact else GapBounds(0.05, 0.5)
-        self.probe = WeightProbe(self.vocab_size, self.positions, bounds)
+        self.probe = WeightProbe(self.vocab_size, self.positions, GapBounds.of(self.dtype))
         self.weights = [WeightFolder(self._folder(option), self.dtype) for option in self.options]
         for place, error in together(lambda place: engines[place].find_model(), range(len(engines))).items():
             self.pool.leave_out(place, error)
@@ -144,9 +144,11 @@ class RolloutServers:
             return True
         return False
 
-    def _compare(self, root: RootModule, out: Out) -> tuple[Out, dict[int, ServerScores], dict[int, float]]:
-        """Return the servers that are out, what the others answer, and how far that is from the model.
-        Collective.
+    def _compare(
+        self, root: RootModule, out: Out, places: Collection[int] | None = None
+    ) -> tuple[Out, dict[int, ServerScores], dict[int, Gap]]:
+        """Return the servers that are out, what the others at ``places`` (all) answer, and how far that is
+        from the model. Collective.
         """
         answers: dict[int, ServerScores] = {}
         if self.world.rank == 0:
@@ -154,13 +156,14 @@ class RolloutServers:
             def query(place: int) -> None:
                 answers[place] = self.probe.query(self.pool.engines[place])
 
-            failed = together(query, [place for place in range(len(self.options)) if place not in out])
+            chosen = range(len(self.options)) if places is None else places
+            failed = together(query, [place for place in chosen if place not in out])
             out = out | {place: error.diagnostics[0] for place, error in failed.items()}
         out = self._shared(out)
         answers = self._shared_scores(answers)
         own = self.probe.of_model(root, [answer.tokens for answer in answers.values()])
         gaps = [self.probe.gap(answer, mine) for answer, mine in zip(answers.values(), own, strict=True)]
-        agreed = self.world.broadcast_json(gaps)
+        agreed = [Gap(*gap) for gap in self.world.broadcast_json([list(gap) for gap in gaps])]
         return out, answers, dict(zip(answers, agreed, strict=True))
 
     def _shared_scores(self, scores: dict[int, ServerScores]) -> dict[int, ServerScores]:
@@ -175,7 +178,7 @@ class RolloutServers:
 
     def _measure(self, root: RootModule, out: Out) -> Out:
         """Measure the noise between servers and model at θ, θ′, θ; return the servers that are out."""
-        gaps: list[dict[int, float]] = []
+        gaps: list[dict[int, Gap]] = []
         answers: list[dict[int, ServerScores]] = []
         for changes in (False, True, False):
             with changed_norms(root) if changes else nullcontext():
@@ -184,26 +187,61 @@ class RolloutServers:
             answers.append(answered)
         for place in gaps[2].keys() & gaps[1].keys() & gaps[0].keys() - out.keys():
             moved = self.probe.moved(answers[0][place], answers[2][place])
-            if why := self.probe.measured(place, [each[place] for each in gaps], moved):
-                out[place] = self._wrong(place, why)
+            if why := self.probe.measured(place, [max(each[place]) for each in gaps], moved):
+                out[place] = self._wrong(
+                    place, why + self._where(root, place, answers[2][place], gaps[2][place])
+                )
         return out
 
     def _verify(self, root: RootModule, out: Out) -> Out:
         """Compare after a change; what a server has wrong is sent once more. Return those that are out."""
         for again in (True, False):
-            out, _, gaps = self._compare(root, out)
-            wrong = {place: gap for place, gap in gaps.items() if gap > self.probe.limit(place)}
+            out, answers, gaps = self._compare(root, out)
+            wrong = {place: gap for place, gap in gaps.items() if max(gap) > self.probe.limit(place)}
             if not wrong:
                 break
             if again:
                 out = self._send(root, out, wrong)
             for place, gap in {} if again else wrong.items():
+                where = self._where(root, place, answers[place], gap)
                 out[place] = self._wrong(
                     place,
-                    f"its log-probabilities differ by {gap:.3g} nats, also after they were sent again;"
-                    f" {self.probe.limit(place):.3g} is the most by what was measured at the start",
+                    f"its log-probabilities differ by {max(gap):.3g} nats, also after they were sent again;"
+                    f" {self.probe.limit(place):.3g} is the most by what was measured at the start{where}",
                 )
         return out
+
+    def _where(self, root: RootModule, place: int, answered: ServerScores, gap: Gap) -> str:
+        """Return where the weights of a server are wrong, in words. Once a server; collective.
+
+        Weights with other norms and muted layers are sent: at most 2 + log2(layers) times, then the right
+        ones again.
+        """
+        limit = self.probe.limit(place)
+        if gap.after > limit >= gap.texts:
+            return "; only after a prefix that it has read before: its cache was not reset"
+        if place not in self.searched:
+            self.searched[place] = self._search(root, place, answered, limit)
+        return self.searched[place]
+
+    def _search(self, root: RootModule, place: int, answered: ServerScores, limit: float) -> str:
+        layers = LoudLayers(root)
+        seen: list[ServerScores] = []
+
+        def wrong(count: int) -> bool | None:
+            with layers.loud(count):
+                _, answers, gaps = self._compare(root, self._send(root, {}, [place]), [place])
+            seen.extend(answers.values())
+            return max(gaps[place]) > limit if place in gaps else None
+
+        with changed_norms(root):
+            if not layers.hears(lambda: self.probe.of_model(root, [()])[0]):
+                return ""
+            found = first_wrong(wrong, layers.names)
+        self._send(root, {}, [place])
+        if found == OUTSIDE and self.probe.moved(answered, seen[0]) <= self.probe.bounds.floor:
+            return "; it takes over nothing of what is sent"
+        return f"; the first difference is {found}" if found else ""
 
     def _wrong(self, place: int, why: str) -> Diagnostic:
         return codes.ROLLOUT_WEIGHTS_WRONG(SERVERS, self.pool.engines[place].server.url, why=why)

@@ -1,5 +1,5 @@
 """Whether a generation server computes with the weights that it was sent: its log-probabilities of fixed
-texts against the trained model's.
+texts against the trained model's. The same of the training processes' own engine, for its own first answers.
 
 The texts are drawn from a fixed seed. A prefix that fills a block of the server's cache is asked before and
 after each change. Only there does an answer show that comes from a cache that was not reset.
@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.generation.engine import Request, RolloutSampling
+from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
 from paceline.generation.remote import ServerEngine
 from paceline.generation.score_texts import score_texts
 from paceline.protocols.model import RootModule
+from paceline.protocols.rollout import RolloutInterrupted
+from paceline.runtime.process_group.world import World
+from paceline.training import codes
 
 TEXTS, TOKENS = 4, 16
 PREFIX = 160  # more than a cache block: 16 tokens on GPUs, up to 128 on CPUs
@@ -36,6 +40,11 @@ class GapBounds:
     floor: float
     most: float
 
+    @staticmethod
+    def of(dtype: torch.dtype) -> GapBounds:
+        """Return the bounds of a model that computes in ``dtype``."""
+        return GapBounds(1e-4, 0.02) if dtype in (torch.float32, torch.float64) else GapBounds(0.05, 0.5)
+
 
 @dataclass(frozen=True)
 class ServerScores:
@@ -43,6 +52,13 @@ class ServerScores:
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+
+
+class Gap(NamedTuple):
+    """Means of |server − model|, in nats: over the texts, and over the tokens after the prefix."""
+
+    texts: float
+    after: float
 
 
 @dataclass
@@ -84,13 +100,11 @@ class WeightProbe:
         }
         return [torch.cat((fixed, after[tokens])).cpu() for tokens in written]
 
-    def gap(self, answered: ServerScores, own: Tensor) -> float:
-        """Return the larger of two means of |server − model|: over the texts, and over the tokens after the
-        prefix.
-        """
+    def gap(self, answered: ServerScores, own: Tensor) -> Gap:
+        """Return how far the server is from the model."""
         apart = (torch.tensor(answered.logprobs) - own).abs()
         fixed = len(own) - len(answered.tokens)
-        return max(float(apart[:fixed].mean()), float(apart[fixed:].mean()))
+        return Gap(float(apart[:fixed].mean()), float(apart[fixed:].mean()))
 
     def moved(self, before: ServerScores, after: ServerScores) -> float:
         """Return the mean difference of a server's own answers to the fixed texts."""
@@ -119,6 +133,45 @@ class WeightProbe:
             return f"with the first weights again it answers otherwise than at first, by {returned:.3g} nats"
         self.limits[place] = limit
         return ""
+
+
+@dataclass
+class ProvedEngine:
+    """``GenerationEngine`` over the model ``root`` of this process. Of the answers to the first prompt the
+    first tokens are scored once more, by one forward of whole texts.
+
+    ``most``: the largest mean difference at temperature 1, in nats.
+    """
+
+    engine: GenerationEngine
+    root: RootModule
+    world: World
+    most: float
+
+    def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
+        """Return one completion per request, in order. Collective.
+
+        Raises RolloutInterrupted on every rank if caches or graphs compute otherwise than the model.
+        """
+        done = self.engine.generate(requests, sampling)
+        answered = [(r, c) for r, c in zip(requests, done, strict=True) if c.tokens]
+        group = [(r, c) for r, c in answered if r.prompt == answered[0][0].prompt][:TEXTS]
+        length = min((len(c.tokens) for _, c in group), default=0)
+        texts = [(*r.prompt, *c.tokens[: min(length, TOKENS)]) for r, c in group]
+        begin = len(group[0][0].prompt) if group else 1
+        hot = sampling.temperature or 1.0
+        # where a forward is collective, a rank without answers makes one, too
+        own = score_texts(self.root.hf, texts or [(0, 0)], begin, self.root.computing, hot).cpu()
+        given = [c.logprobs[: own.shape[1]].float() for _, c in group]
+        gap = float((torch.stack(given) - own).abs().mean()) if given else 0.0
+        largest = max(self.world.all_gather_json(gap))
+        if not largest <= self.most * max(1.0, 1.0 / hot):
+            found = f"by caches {largest:.3g} nats a token from the model's own forward"
+            remedy = (
+                "report it, with the model's config.json; verify_weights: false goes on without this check"
+            )
+            raise RolloutInterrupted(codes.ROLLOUT_SAMPLING_GAP("training.rollout", found, remedy=remedy))
+        return done
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -23,6 +24,8 @@ from paceline.config.sections.rollout import RolloutOptions, ServerOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import PacelineError
 from paceline.generation.engine import RolloutSampling
+from paceline.generation.local import LocalEngine
+from paceline.generation.score_texts import score_texts
 from paceline.models.role_module import RoleModule
 from paceline.protocols.rollout import RolloutInterrupted
 from paceline.runtime.process_group.world import World
@@ -30,6 +33,8 @@ from paceline.training.loop.divergence_watch import check_sampling
 from paceline.training.preflight.generation_servers import check_servers
 from paceline.training.rollout.build import largest_gap
 from paceline.training.rollout.server import RolloutServers
+from paceline.training.rollout.weight_probe import ProvedEngine
+from paceline.training.rollout.wrong_layer import OUTSIDE, LoudLayers, first_wrong
 
 SAMPLED = RolloutSampling(1.0)
 
@@ -157,13 +162,22 @@ def test_two_servers_share_the_prompts_and_a_clean_sync_alarms_nobody(tmp_path: 
     assert max(rollouts.probe.limits.values()) < 1e-3
 
 
-FAULTS = (stale_layer, no_reset, ignored, half, swapped_layers, transposed)
+FAULTS = {
+    stale_layer: "the first difference is in model.layers.1",
+    no_reset: "its cache was not reset",
+    ignored: "it takes over nothing of what is sent",
+    half: "the first difference is in the embeddings, the last norm or the head",
+    swapped_layers: "the first difference is in model.layers.1",  # one alone is at home anywhere
+    transposed: "the first difference is in model.layers.0",
+}
 
 
 @pytest.mark.parametrize(
     ("harm", "begins"),
     [
-        pytest.param(harm, begins, marks=() if harm in FAULTS[:2] and begins > 1 else pytest.mark.full)
+        pytest.param(
+            harm, begins, marks=() if harm in (stale_layer, no_reset) and begins > 1 else pytest.mark.full
+        )
         for harm in FAULTS
         for begins in (1, 4)
     ],
@@ -187,11 +201,64 @@ def test_a_server_with_other_weights_is_not_asked(tmp_path: Path, harm: Any, beg
             pool.notes[0]
         )
         assert pool.pool.out[0][0].code == "rollout.weights_wrong"
+        assert FAULTS[harm] in pool.pool.out[0][0].what
         rollout(stack.enter_context(servers([first], tmp_path / "blind", verify_weights=False)))
         alone = stack.enter_context(servers([first], tmp_path / "alone"))
         with pytest.raises(RolloutInterrupted, match=r"rollout\.weights_wrong"):
             for _ in range(2):
                 rollout(alone)
+
+
+@pytest.mark.parametrize(("family", "found"), [("qwen3", True), ("gpt2", True), ("gemma3", False)])
+def test_a_layer_is_muted_in_the_model_itself(family: str, found: bool) -> None:
+    """Gemma norms what a layer adds to the residual: that no matrix is large there is noticed."""
+    root = build(family)
+    before = {name: value.clone() for name, value in root.hf.state_dict().items()}
+    layers, texts = LoudLayers(root), [tuple(range(3, 20))]
+    assert layers.hears(lambda: score_texts(root.hf, texts, 1)) is found
+    with layers.loud(1):
+        muted = score_texts(root.hf, texts, 1)
+        root.hf.get_submodule(layers.names[1]).apply(shuffle)
+        same = torch.allclose(score_texts(root.hf, texts, 1), muted, atol=1e-4)
+        root.hf.load_state_dict(
+            {name: v for name, v in before.items() if layers.names[1] in name}, strict=False
+        )
+    assert same or not found
+    assert all(torch.equal(value, before[name]) for name, value in root.hf.state_dict().items())
+
+
+def shuffle(module: Any) -> None:
+    """Give the module's own matrices other values of the same size."""
+    for parameter in module.parameters(recurse=False):
+        with torch.no_grad():
+            parameter.copy_(parameter.flip(0))
+
+
+def test_a_wrong_layer_is_found_in_few_sends() -> None:
+    names, asked = [f"layers.{i}" for i in range(80)], []
+
+    def wrong(first: int, count: int) -> bool:
+        asked.append(count)
+        return count > first
+
+    for first in range(80):
+        asked.clear()
+        assert first_wrong(partial(wrong, first), names) == f"in layers.{first}" and len(asked) <= 9
+    assert first_wrong(lambda _: True, names) == OUTSIDE and not first_wrong(lambda _: False, names)
+    assert not first_wrong(lambda count: None if count == 40 else count > 9, names)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_the_own_engine_is_held_to_the_model(temperature: float) -> None:
+    root, sampling = build(), RolloutSampling(temperature)
+    own = LocalEngine(root.hf, pad_id=0, stop_ids=(STOP,))
+    proved = ProvedEngine(own, root, World.single(), 1e-4)
+    assert len(proved.generate(wanted(3, samples=5), sampling)) == 15
+    assert not proved.generate([], sampling)
+    proved.root = build()
+    learn(proved.root)  # the engine computes with the former weights
+    with pytest.raises(RolloutInterrupted, match=r"rollout\.sampling_gap"):
+        proved.generate(wanted(3, samples=5), sampling)
 
 
 def test_a_server_that_fails_is_left_out_and_comes_back(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""Which layer a generation server has wrong, found without the former weights: layers are muted in turn.
+
+A norm does not see how large the residual is. With embeddings and the matrices that write to the residual
+made ``LOUD`` times as large, a model computes what it did. A layer whose matrices stay as they are is then
+too quiet to matter, whatever a server has in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from paceline.models.compile_layers import decoder_layers
+from paceline.protocols.model import RootModule
+
+LOUD = 2.0**32  # a power of two: exact, also backwards
+SAME = 0.1  # nats by which the loud model may differ: the norms' epsilons weigh less
+WRITERS = frozenset(
+    (
+        *("o_proj", "out_proj", "c_proj", "dense", "wo", "fc_out"),
+        *("down_proj", "down_proj_bias", "dense_4h_to_h", "fc2", "w2", "output_linear"),
+    )
+)
+OUTSIDE = "in the embeddings, the last norm or the head"
+
+
+class LoudLayers:
+    """The layers of a model, of which the first ones can be made loud: ``names``, in their order."""
+
+    def __init__(self, root: RootModule) -> None:
+        hf = root.hf
+        layers = list(decoder_layers(hf.base_model))
+        names = {id(module): name for name, module in hf.named_modules()}
+        self.names = [names[id(layer)] for layer in layers]
+        inside = {id(module) for layer in layers for module in layer.modules()}
+        outside = [module for module in hf.modules() if id(module) not in inside]
+        self.embeddings = [module.weight for module in outside if isinstance(module, nn.Embedding)]
+        tied = hf.get_output_embeddings().weight is hf.get_input_embeddings().weight
+        within = {id(p) for layer in layers for p in layer.parameters()}
+        self.norms = [p for p in hf.parameters() if tied and p.ndim == 1 and id(p) not in within]
+        self.writers = [[p for name, p in layer.named_parameters() if writes(name)] for layer in layers]
+
+    @property
+    def exact(self) -> bool:
+        """Whether every weight can be made loud and quiet again without loss."""
+        every = [*self.embeddings, *self.norms, *(p for writers in self.writers for p in writers)]
+        return all(self.writers) and all(p.is_floating_point() and p.dtype != torch.float16 for p in every)
+
+    @contextmanager
+    def loud(self, count: int) -> Iterator[None]:
+        """Inside, the first ``count`` layers are loud, and the others do not matter; afterwards all is as
+        before, bit for bit.
+        """
+        up = [*self.embeddings, *(p for writers in self.writers[:count] for p in writers)]
+        self._scale(up, LOUD)
+        self._scale(self.norms, 1 / LOUD)
+        try:
+            yield
+        finally:
+            self._scale(up, 1 / LOUD)
+            self._scale(self.norms, LOUD)
+
+    @torch.no_grad()
+    def _scale(self, parameters: Iterable[Tensor], factor: float) -> None:
+        for parameter in parameters:
+            parameter.mul_(factor)
+
+    def hears(self, score: Callable[[], Tensor]) -> bool:
+        """Whether this model can be searched: it computes the same with every layer loud, and something else
+        with none. ``score``: its log-probabilities, collective.
+        """
+        if not self.exact:
+            return False
+        plain = score()
+        with self.loud(len(self.names)):
+            same = float((score() - plain).abs().mean())
+        with self.loud(0):
+            other = float((score() - plain).abs().mean())
+        return same < SAME < other
+
+
+def writes(name: str) -> bool:
+    """Whether a layer's parameter is of a matrix that writes to the residual."""
+    parts = name.split(".")
+    return "lora_A" not in parts and not WRITERS.isdisjoint(parts)
+
+
+def first_wrong(wrong: Callable[[int], bool | None], names: list[str]) -> str:
+    """Return where the first wrong layer is, in words; nothing if it is not found.
+
+    ``wrong``: whether a server differs with so many layers loud, the others muted; None if it failed.
+    """
+    low, high = 0, len(names)
+    if (outside := wrong(0)) or outside is None or not wrong(high):
+        return OUTSIDE if outside else ""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (found := wrong(middle)) is None:
+            return ""
+        low, high = (low, middle) if found else (middle, high)
+    return f"in {names[high - 1]}"
