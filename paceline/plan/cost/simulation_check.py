@@ -105,12 +105,17 @@ def _gathered(plan: Plan, candidate: Candidate) -> float | None:
 
 
 def _activations(plan: Plan, candidate: Candidate, measured: float | None) -> Compared:
-    """The module is simulated on a CPU's path, which keeps the scores of capped attention and of sinks whole.
-    They are not counted where the plan's device has a kernel that keeps none.
+    """The module is simulated on a CPU's path, which keeps all scores of attention that are capped or
+    dropped, or have sinks. They are not counted where the plan's device has a kernel that keeps none.
     """
     work, peak = candidate.work, candidate.peak
     closed, shape = peak.attention + peak.mlp + peak.checkpoints, work.shape
-    if measured is None or work.scores or plan.recompute or not (shape.softcap or shape.sinks):
+    if (
+        measured is None
+        or work.scores
+        or plan.recompute
+        or not (shape.softcap or shape.sinks or shape.dropout)
+    ):
         return Compared("activations", measured, closed)
     return Compared("activations, without scores", measured - score_bytes(work) * shape.layers, closed)
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from paceline.core.units import human_bytes
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.model.kernels import (
-    DOCUMENT_SCORES,
     LABELS,
-    SCORE_BYTES,
     VARLEN_FLASH,
     AttentionCall,
     attention_kernel,
+    bytes_of_score,
     flash_version,
+    keeps_scores,
 )
 from paceline.plan.model.shape import PACKED, ModelShape
 from paceline.plan.plan import Decision, Precision
@@ -28,17 +28,13 @@ PACKABLE = ("auto", "paceline")
 class KernelChoice:
     """``name``: the kernel that computes attention; ``models.attention.kernel_choice`` asks the same
     function. ``flash``: what replaces torch's flash kernel (``flash_version``), empty: nothing, or another
-    kernel runs.
+    kernel runs. ``whole_scores``: all scores of a document are kept for the backward.
     """
 
     name: str
     reason: str
     flash: str
-
-    @property
-    def whole_scores(self) -> bool:
-        """Whether all scores of a document are kept for the backward."""
-        return self.name == DOCUMENT_SCORES
+    whole_scores: bool
 
 
 def family_packs(shape: ModelShape | None) -> bool:
@@ -64,7 +60,7 @@ def choose_attention(
     chosen = choose_kernel(hardware, precision, shape)
     kernel = f"{chosen.name}: {chosen.reason}"
     if chosen.whole_scores and shape is not None:
-        size = human_bytes(SCORE_BYTES * shape.heads * length**2)
+        size = human_bytes(bytes_of_score(shape.dropout) * shape.heads * length**2)
         kernel += f" ({size} a layer for a document of {length:,} tokens)"
     if shape is not None and shape.carries:
         kernel += (
@@ -139,7 +135,10 @@ def choose_kernel(hardware: Hardware, precision: Precision, shape: ModelShape | 
     if name == VARLEN_FLASH:
         version = flash_version(hardware.capability, hardware.flash_packages, call)
     return KernelChoice(
-        name, reason + (f", by {LABELS[version]}, which is installed" if version else ""), version
+        name,
+        reason + (f", by {LABELS[version]}, which is installed" if version else ""),
+        version,
+        keeps_scores(name, call),
     )
 
 

@@ -19,6 +19,9 @@ DOCUMENT_SCORES = "document_scores"  # all scores of a document, for what no ker
 #: bytes a score that DOCUMENT_SCORES keeps: capped, its softmax in fp32 and in the compute dtype (measured:
 #: 8.2, and 14.2 in bf16 or 16.3 in fp32 at the peak of the backward)
 SCORE_BYTES = 8.0
+#: the same with dropout, where torch's own function has no kernel on a CPU either: fp32 in every dtype, the
+#: softmax, the mask and what is left (simulated: 12 beside copies of queries, keys and values)
+DROPOUT_SCORE_BYTES = 12.0
 
 FLASH_CAPABILITY = 8.0  # Ampere: what torch's flash_api.cpp (``mha_varlen_fwd``) requires
 FLASH_MAX_WIDTH, FLASH_MULTIPLE = 256, 8
@@ -74,9 +77,24 @@ def _on_cpu(call: AttentionCall) -> tuple[str, str]:
     if call.softcap or call.sinks:
         why = "a CPU has no kernel for capped scores or sinks, so all scores of one document are computed"
         return DOCUMENT_SCORES, f"{why} per call"
-    if call.window or call.dropout or call.width != call.value_width:
+    if call.dropout:
+        return (
+            DOCUMENT_SDPA,
+            "a CPU has no kernel with dropout, so all scores of one document are computed per call",
+        )
+    if call.window or call.width != call.value_width:
         return DOCUMENT_SDPA, "a CPU has no variable-length kernel, so one call per document"
     return DOCUMENT_FLASH, "a CPU has no variable-length kernel, so one causal call per document"
+
+
+def keeps_scores(kernel: str, call: AttentionCall) -> bool:
+    """Return whether all scores of a document are kept for the backward."""
+    return kernel == DOCUMENT_SCORES or (kernel == DOCUMENT_SDPA and call.dropout)
+
+
+def bytes_of_score(dropout: bool) -> float:
+    """Return the bytes that are kept of one score where all are kept."""
+    return DROPOUT_SCORE_BYTES if dropout else SCORE_BYTES
 
 
 def flash_width(width: int, value_width: int) -> int:

@@ -183,7 +183,7 @@ class StepSpec:
     recompute: str = "none"
     keeps: tuple[str, ...] = ()
     flash: bool = True
-    scores: bool = False  # all scores of a document are kept (``attention_kernel.DOCUMENT_SCORES``)
+    scores: bool = False  # all scores of a document are kept (``kernels.keeps_scores``)
     fused_loss: bool = False
     compiled: bool = False
     sequence_parallel: bool = True

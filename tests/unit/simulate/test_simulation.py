@@ -19,6 +19,7 @@ from paceline.plan.cost.memory.peak import chunk_of
 from paceline.plan.cost.simulation_check import Compared, compare, partly, table, why_not
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.family import families
+from paceline.plan.model.kernels import AttentionCall, attention_kernel, keeps_scores
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.spec import Job
 from paceline.plan.strategy_options import FsdpOptions
@@ -27,6 +28,7 @@ from paceline.simulate.model import FakeFactory
 from paceline.simulate.run import simulate
 
 LLAMA = {**LARGER, "num_hidden_layers": 2}
+FULL = pytest.mark.full
 
 
 def plan_of(hardware: str, strategy: str, config: dict[str, Any] = LLAMA, **training: Any) -> Plan:
@@ -267,6 +269,37 @@ def test_a_family_s_layers_and_head_keep_what_the_plan_says(kind: str) -> None:
     assert kept.apart == pytest.approx(0, abs=0.08)
     # ModernBERT's decoder has a head of its own, computed through its class
     assert kind == "modernbert-decoder" or rows["head, for its backward"].apart == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.parametrize("dropout", ["attn_pdrop", pytest.param("attention_probs_dropout_prob", marks=FULL)])
+def test_dropped_scores_are_kept_whole_where_no_kernel_drops_them(dropout: str) -> None:
+    """On a CPU. GPT-2 and BERT, which drop by default, were planned with half of what they keep."""
+    layers, encoder = 2, dropout != "attn_pdrop"
+    config: dict[str, Any] = {
+        "hidden_size": 256,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "vocab_size": 512,
+    }
+    config |= {"model_type": "bert", "intermediate_size": 1024} if encoder else {"model_type": "gpt2"}
+    algorithm: dict[str, Any] = (
+        {"algorithm": "classification", "classification": {"labels": ["a", "b"]}} if encoder else {}
+    )
+
+    def kept(rate: float, name: str, whole: bool = False) -> Compared:
+        plan = plan_of("H100", "single", config | {dropout: rate}, **algorithm)
+        return rows_of(replace(plan, whole_scores=whole), "H100", config | {dropout: rate})[name]
+
+    whole, plain = kept(0.1, "activations", whole=True), kept(0.0, "activations")
+    apart = kept(0.1, "activations, without scores")
+    assert whole.simulated and plain.simulated and apart.simulated
+    assert apart.simulated == pytest.approx(plain.simulated, rel=0.1) and apart.closed == plain.closed
+    # one layer's scores are at work once more in the backward
+    planned = (whole.closed - plain.closed) * layers / (layers + 1)
+    assert planned == pytest.approx(whole.simulated - plain.simulated, rel=0.08)
+    call = AttentionCall(64, 64, dropout=True)
+    assert keeps_scores(attention_kernel("cpu", None, "float32", call)[0], call)
+    assert not keeps_scores(attention_kernel("cuda", 9.0, "bfloat16", call)[0], call)
 
 
 @pytest.mark.full

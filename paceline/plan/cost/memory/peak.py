@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 from paceline.core.units import human_bytes
 from paceline.plan.cost.coefficients import MemoryCoefficients
-from paceline.plan.model.kernels import LEAST_CHUNK, SCORE_BYTES, head_chunk_bytes
+from paceline.plan.model.kernels import LEAST_CHUNK, bytes_of_score, head_chunk_bytes
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import ATTENTION, MATMUL
 from paceline.plan.workload.step_spec import OWN_LAYERS, StageSize, StepSpec
@@ -249,9 +249,12 @@ def _kept_outputs(work: StepSpec) -> tuple[float, float]:
 def score_bytes(work: StepSpec) -> float:
     """Return the bytes that a layer's scores keep for the backward, where no kernel computes them by blocks.
     They are the capped scores, their softmax in fp32, and the softmax in the compute dtype. As many again are
-    at work in the backward. Documents count as long as a row.
+    at work in the backward. Dropout works in fp32, on copies of queries and keys. Each document counts as a
+    whole row.
     """
-    return SCORE_BYTES * work.shape.heads * work.seq_len * work.tokens / work.tp
+    shape = work.shape
+    a_token = bytes_of_score(shape.dropout) * work.seq_len + (8.0 * shape.head_dim if shape.dropout else 0.0)
+    return a_token * shape.heads * work.tokens / work.tp
 
 
 def _scores(work: StepSpec) -> float:
