@@ -84,7 +84,7 @@ def test_one_process_and_two(
 ) -> None:
     assert resumed(tiny, paceline, tmp_path, source, [target]) == {}
     planned = said_by_plan(tiny, paceline, tmp_path, target)
-    assert planned.code == 0 and "resume.other_strategy" in planned.out + planned.err, planned
+    assert planned.code == 0 and "resume.moved" in planned.out + planned.err, planned
     refused = said_by_plan(
         tiny, paceline, tmp_path, "ddp", distributed_strategy="paceline.strategies.ddp:DDP"
     )

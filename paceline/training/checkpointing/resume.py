@@ -23,11 +23,10 @@ from paceline.runtime.process_group.world import World
 from paceline.training import codes
 from paceline.training.checkpointing.resume_compatibility import (
     FIXED,
-    cost_of_move,
     keep_global_batch,
     not_compared,
     of_another_program,
-    other_strategy,
+    other_layout,
     other_training,
     requantised,
 )
@@ -83,9 +82,8 @@ def open_resume(
     if other := other_training(reader.state, plan, read_config(reader.path)):
         raise CheckpointError(*other)
     kept, changes = keep_global_batch(reader.state, plan)
-    changes += other_strategy(reader.state, plan)
+    changes += other_layout(reader.state, plan, reader.manifest)
     changes += requantised(reader.state, plan)
-    changes += cost_of_move(reader.state, plan, reader.manifest)
     changes += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
     changes += changed_keys(reader.state, as_object(state_now["config"]))
     return ResumePoint(reader, kept, (*notes, *changes))
@@ -279,6 +277,8 @@ QUIET = frozenset(
         "per_device_train_batch_size",
         "gradient_accumulation_steps",
         "distributed",
+        "distributed_strategy",
+        "parallelism",
         "dataloader_num_workers",
         "dataloader_prefetch_factor",
         "dataloader_pin_memory",

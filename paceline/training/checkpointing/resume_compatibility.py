@@ -53,8 +53,8 @@ def keep_global_batch(state: JsonObject, plan: Plan) -> tuple[Plan, list[Diagnos
         return plan, []  # same ranks, another batch: ``same_run`` reports it
     batch = resplit(rows, plan.batch.data_parallel_size, plan.batch.micro_batch)
     note = codes.RESUME_BATCH_RESPLIT(
-        f"the run has had {rows} rows per step since its start on {'other' if same_ranks else ranks} ranks;"
-        f" on {plan.world_size} ranks that is {batch}",
+        f"the run has had {rows} rows per step since its start"
+        f" on {'other ranks' if same_ranks else _ranks(ranks)}; on {_ranks(plan.world_size)} that is {batch}",
         "training.per_device_train_batch_size",
         f"{plan.batch.micro_batch} × {plan.batch.accumulation} in the config",
         severity=Severity.NOTE,
@@ -395,7 +395,8 @@ def cost_of_move(state: JsonObject, plan: Plan, manifest: Manifest) -> list[Diag
     if (before, ranks) == (now, plan.world_size) and same_shards:
         return []
     what = (
-        f"the checkpoint goes to another layout: {before}, {_ranks(ranks)} → {now}, {_ranks(plan.world_size)}"
+        "weights, optimizer and position go to another layout:"
+        f" {before}, {_ranks(ranks)} → {now}, {_ranks(plan.world_size)}"
     )
     read = f"{human_bytes(sum(manifest.files[name].bytes for name in manifest.shards))} read over all ranks"
     return [
@@ -406,6 +407,12 @@ def cost_of_move(state: JsonObject, plan: Plan, manifest: Manifest) -> list[Diag
             severity=Severity.NOTE,
         )
     ]
+
+
+def other_layout(state: JsonObject, plan: Plan, manifest: Manifest) -> list[Diagnostic]:
+    """Return one note if strategy, ranks or shards are others. Raises as ``other_strategy``."""
+    said = other_strategy(state, plan)
+    return cost_of_move(state, plan, manifest) or said
 
 
 def _peak(plan: Plan, manifest: Manifest) -> str:

@@ -36,12 +36,11 @@ from paceline.training import codes
 from paceline.training.checkpointing.resume_compatibility import (
     FIXED,
     best_is_gone,
-    cost_of_move,
     keep_global_batch,
     not_compared,
     of_another_program,
+    other_layout,
     other_rollout,
-    other_strategy,
     other_training,
     requantised,
 )
@@ -118,9 +117,8 @@ def _same_training(
     return [
         *other,
         *_findings_of(lambda: keep_global_batch(state, plan)[1]),
-        *_findings_of(lambda: other_strategy(state, plan)),
+        *_findings_of(lambda: other_layout(state, plan, manifest)),
         *requantised(state, plan),
-        *cost_of_move(state, plan, manifest),
         *_other_rows(config, plan, saved),
         *other_rollout(state, plan, config.training, manifest.tensors or ()),
     ]

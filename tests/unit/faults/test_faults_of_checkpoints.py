@@ -298,7 +298,7 @@ def test_a_checkpoint_that_was_converted(job: Job) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "code", "severity"),
-    [("zero2", "resume.other_strategy", "note"), ("mine:Class", "checkpoint.other_strategy", "error")],
+    [("zero2", "resume.moved", "note"), ("mine:Class", "checkpoint.other_strategy", "error")],
 )
 def test_another_strategys_checkpoint(job: Job, strategy: str, code: str, severity: str) -> None:
     """Read or refused; and whether data of an earlier definition is the same cannot be told."""
@@ -307,7 +307,8 @@ def test_another_strategys_checkpoint(job: Job, strategy: str, code: str, severi
     _json(folder / "state.json", strategy=strategy, strategy_label=strategy, **earlier)
     write_manifest(folder, 2)
     found = job.found({RESUME: str(folder)})
-    assert found[code].severity.value == severity and strategy in found[code].found
+    assert found[code].severity.value == severity and strategy in found[code].what
     if severity == "note":  # a refusal is told alone
+        assert "resume.other_strategy" not in found  # said once, with what it costs
         assert found["resume.data_not_compared"].severity.value == "warning"
         assert f"{strategy}, 1 rank → " in found["resume.moved"].what
