@@ -53,6 +53,16 @@ class _GENERATION_PORT(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _ROLLOUT_SERVER_VERSION(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _ROLLOUT_SERVERS_GONE(CodeName):
     def __call__(
         self,
@@ -109,6 +119,7 @@ GENERATION_PORT: _GENERATION_PORT
 ROLLOUT_SERVER_UNREACHABLE: Code
 ROLLOUT_SERVER_STATUS: Code
 ROLLOUT_SERVER_ANSWER: Code
+ROLLOUT_SERVER_VERSION: _ROLLOUT_SERVER_VERSION
 ROLLOUT_SERVERS_GONE: _ROLLOUT_SERVERS_GONE
 ROLLOUT_SERVER_LEFT_OUT: _ROLLOUT_SERVER_LEFT_OUT
 ROLLOUT_SERVER_BACK: _ROLLOUT_SERVER_BACK

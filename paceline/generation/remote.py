@@ -20,6 +20,7 @@ _AGAIN = frozenset({429, 502, 503, 504})  # the server is busy or starting
 _PAUSE_SECONDS = 0.5
 _KEY = "training.rollout.server"
 _NO_KEY = f"set {_KEY}.api_key_env to the environment variable that holds the key"
+_VERSION = "/weight_info"
 _REMEDIES = {  # by HTTP status
     401: _NO_KEY,
     403: _NO_KEY,
@@ -53,11 +54,10 @@ class Server:
         self._client = httpx.Client(base_url=self.url, headers=headers, limits=limits, trust_env=False)
 
     def model(self) -> str:
-        """Return the name of the served model. Raises if there are several."""
+        """Return the name of the served model, adapters aside. Raises if there are several."""
         served = self.request("GET", "/v1/models").get("data")
-        names = (
-            [m["id"] for m in served if isinstance(m, dict) and "id" in m] if isinstance(served, list) else []
-        )
+        models = [m for m in served if isinstance(m, dict)] if isinstance(served, list) else []
+        names = [m["id"] for m in models if "id" in m and not m.get("parent")]
         if len(names) != 1:
             raise self.wrong(
                 "/v1/models", f"models: {', '.join(map(str, names)) or 'none'}", f"{_KEY}.model: NAME"
@@ -71,8 +71,43 @@ class Server:
 
         Retries until the deadline while the connection fails or the server is busy.
         """
+        response = self._exchange(method, path, body, seconds)
+        if not response.content:
+            return {}
+        try:
+            content = response.json()
+        except ValueError as error:
+            raise self.wrong(path, "no JSON") from error
+        return content if isinstance(content, dict) else {"answer": content}
+
+    def post(self, path: str, body: Mapping[str, Json], seconds: float) -> None:
+        """POST what is answered by a status alone."""
+        self._exchange("POST", path, body, seconds)
+
+    def post_once(self, path: str, body: Mapping[str, Json], seconds: float) -> None:
+        """POST what must not be sent twice: a connection that fails is not tried again."""
+        self._exchange("POST", path, body, seconds, again=False)
+
+    def offered(self, path: str, **parameters: str) -> JsonObject:
+        """Return the JSON object at ``path``; {} where the server has none."""
+        try:
+            response = self._client.get(path, params=parameters, timeout=self.timeout)
+            content = response.json() if response.status_code == 200 else None
+        except (httpx.TransportError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Json] | None,
+        seconds: float | None,
+        again: bool = True,
+    ) -> httpx.Response:
+        """Return the server's answer of status 200."""
         limit = self.timeout if seconds is None else seconds
-        patience = limit if self.patience is None else min(limit, self.patience)
+        patience = 0.0 if not again else limit if self.patience is None else min(limit, self.patience)
         deadline = time.monotonic() + limit
         while True:
             left = deadline - time.monotonic()
@@ -86,14 +121,15 @@ class Server:
                     raise self._silent(path, reason) from error
             else:
                 if response.status_code not in _AGAIN or left <= _PAUSE_SECONDS:
-                    return self._read(path, response)
+                    return self._taken(path, response)
             time.sleep(_PAUSE_SECONDS)
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def _read(self, path: str, response: httpx.Response) -> dict[str, Any]:
+    def _taken(self, path: str, response: httpx.Response) -> httpx.Response:
+        """Return ``response`` unless the server refused the request."""
         if response.status_code != 200:
             text = " ".join(response.text.split())[:300]
             raise PacelineError(
@@ -104,13 +140,7 @@ class Server:
                     _REMEDIES.get(response.status_code, "see the server's own log"),
                 )
             )
-        if not response.content:
-            return {}
-        try:
-            content = response.json()
-        except ValueError as error:
-            raise self.wrong(path, "no JSON") from error
-        return content if isinstance(content, dict) else {"answer": content}
+        return response
 
     def _silent(self, path: str, reason: str) -> PacelineError:
         return PacelineError(
@@ -142,7 +172,8 @@ class ServerEngine:
     """Answers of one server; each request has its own seed, ``together`` of them run at a time.
 
     The log-probabilities are the server's: those of the distribution it sampled from. Token ids beyond
-    ``vocab_size`` are refused.
+    ``vocab_size`` are refused. ``adapter``: what is asked in place of ``model``, if it is loaded.
+    ``version``: of the weights that the server must have; none where it keeps none.
     """
 
     server: Server
@@ -150,10 +181,36 @@ class ServerEngine:
     stop_ids: Sequence[int]
     vocab_size: int
     together: int = 64
+    adapter: str = ""
+    version: str = ""
 
     def find_model(self) -> None:
         """Ask the server for the name of its model, where none is known. Raises PacelineError."""
         self.model = self.model or self.server.model()
+
+    def take(self, model: str, adapter: str, version: str) -> None:
+        """Take over what another rank knows of the server."""
+        self.model, self.adapter, self.version = model, adapter, version
+
+    def load_adapter(self, name: str, folder: str, seconds: float) -> None:
+        """Have the server load the adapter in ``folder``, and ask for its answers from now on."""
+        # from a new path each time: cached prefixes are kept by it
+        body: JsonObject = {"lora_name": name, "lora_path": folder, "load_inplace": True}
+        self.server.post("/v1/load_lora_adapter", body, seconds)
+        self.adapter = name
+
+    def stamp(self, version: str) -> None:
+        """Give the server's weights a version, where it keeps one."""
+        if isinstance(self.server.offered(_VERSION).get("weight_version"), str):
+            self.server.request("POST", "/update_weight_version", {"new_version": version})
+            self.version = version
+
+    def check_version(self) -> None:
+        """Raise PacelineError ``rollout.server_version`` if the server's weights are others by now."""
+        now = self.server.request("GET", _VERSION).get("weight_version") if self.version else ""
+        if now != self.version:
+            words = f"{self.server.url}: version {now}, sent {self.version}"
+            raise PacelineError(codes.ROLLOUT_SERVER_VERSION(f"{_KEY}.url", words))
 
     def answer(self, request: Request, sampling: RolloutSampling) -> Completion:
         """Return the completion of one request. Raises PacelineError ``rollout.server_*``."""
@@ -165,7 +222,7 @@ class ServerEngine:
         """Return log p(token | those before it) of each but the first, at temperature 1."""
         path = "/v1/completions"
         body: JsonObject = {
-            "model": self.model,
+            "model": self.adapter or self.model,
             "prompt": list(tokens),
             "max_tokens": 1,
             "temperature": 1.0,
@@ -188,7 +245,7 @@ class ServerEngine:
 
     def _complete(self, request: Request, sampling: RolloutSampling) -> Completion:
         body: JsonObject = {
-            "model": self.model,
+            "model": self.adapter or self.model,
             "prompt": list(request.prompt),
             "max_tokens": request.max_tokens,
             "seed": request.stream,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -66,6 +66,7 @@ class _Dispatch:
     def __init__(self, pool: ServerPool, requests: Sequence[Request], sampling: RolloutSampling) -> None:
         self.pool, self.requests, self.sampling = pool, requests, sampling
         self.answers: dict[int, Completion] = {}
+        self.writers: dict[int, int] = {}  # of the answers, by their requests
         by_prompt = sorted(range(len(requests)), key=lambda i: (requests[i].prompt, i))
         groups = [list(group) for _, group in groupby(by_prompt, key=lambda i: requests[i].prompt)]
         self.waiting = deque(sorted(groups, key=lambda group: group[0]))
@@ -73,7 +74,8 @@ class _Dispatch:
         self.tokens = Counter[int]()  # in flight, by engine
 
     def run(self) -> list[Completion]:
-        """Ask until all is answered."""
+        """Ask until all is answered, by servers whose weights were the same before and after."""
+        self._check_versions(self.pool.live())
         with ExitStack() as stack:
             threads = {
                 place: stack.enter_context(ThreadPoolExecutor(self.pool.engines[place].together))
@@ -86,9 +88,20 @@ class _Dispatch:
                 done, _ = wait(self.running, return_when=FIRST_COMPLETED)
                 for future in done:
                     self._receive(future)
+                if not self.waiting and not self.running:
+                    self._check_versions(sorted(set(self.writers.values())))
         if not self.pool.live():
             raise self.pool.gone()
         return [self.answers[i] for i in range(len(self.requests))]
+
+    def _check_versions(self, places: Sequence[int]) -> None:
+        """Leave out the servers whose weights have another version, with their answers."""
+        for place, error in together(lambda p: self.pool.engines[p].check_version(), places).items():
+            self.pool.leave_out(place, error)
+            doubtful = [i for i, writer in self.writers.items() if writer == place]
+            for i in doubtful:
+                del self.writers[i], self.answers[i]
+            self.waiting.extend([i] for i in doubtful)
 
     def _send(self, threads: dict[int, ThreadPoolExecutor]) -> None:
         """Give groups to servers that have room."""
@@ -110,7 +123,7 @@ class _Dispatch:
             self.waiting.append([i])
             return
         try:
-            self.answers[i] = future.result()
+            self.answers[i], self.writers[i] = future.result(), place
         except PacelineError as error:
             self.pool.leave_out(place, error)
             for other, (_, where) in self.running.items():
@@ -120,3 +133,14 @@ class _Dispatch:
 
     def _size(self, i: int) -> int:
         return len(self.requests[i].prompt) + self.requests[i].max_tokens
+
+
+def together(work: Callable[[int], None], places: Collection[int]) -> dict[int, PacelineError]:
+    """Do ``work`` for each place at the same time; return the errors by place."""
+    with ThreadPoolExecutor(max(1, len(places))) as pool:
+        running = {place: pool.submit(work, place) for place in places}
+    errors = {place: future.exception() for place, future in running.items()}
+    for error in errors.values():
+        if error is not None and not isinstance(error, PacelineError):
+            raise error
+    return {place: error for place, error in errors.items() if isinstance(error, PacelineError)}

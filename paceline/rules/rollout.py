@@ -186,6 +186,7 @@ def sections(c: Context) -> Iterator[Diagnostic]:
         )
 
 
+WHOLE_MODEL = ("transfer", "folder")  # ways that send all weights
 _SERVER, _SERVERS = "training.rollout.server", "training.rollout.servers"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -244,22 +245,12 @@ def _is_public(host: str) -> bool:
 
 def weights(c: Context) -> Iterator[Diagnostic]:
     """rollout.server_cut"""
-    if not _servers(c):
+    rollout, lora = c.training.rollout, c.config.lora
+    if not _servers(c) or rollout is None or rollout.weights not in WHOLE_MODEL:
         return
-    wrong = sharding_keys(c, ("tp",))
-    quantised = c.config.lora is not None and c.config.lora.quantization_bit is not None
-    if wrong or quantised:
-        yield c.at(
-            codes.ROLLOUT_SERVER_CUT(
-                detail=(
-                    f"{in_words(wrong)} leaves only a part of them on each rank"
-                    if wrong
-                    else "they are quantised to 4 bits here"
-                )
-            ),
-            _key(c),
-            *(places(wrong) or ("lora.quantization_bit",)),
-        )
+    if lora is not None and lora.quantization_bit is not None:
+        detail = "they are quantised to 4 bits here"
+        yield c.at(codes.ROLLOUT_SERVER_CUT(detail=detail), f"{_ROLLOUT}.weights", "lora.quantization_bit")
 
 
 def tower(c: Context) -> Iterator[Diagnostic]:

@@ -27,6 +27,7 @@ from paceline.strategies import codes, replicated_state
 from paceline.strategies.grad_norm import clipping_and_skipping, scale_of, skips_on_device, squares
 from paceline.strategies.model_handle import Handle, Handles
 from paceline.strategies.optimizers.build import build_optimizer, set_learning_rate
+from paceline.strategies.parameter_access import ParameterAccess
 from paceline.strategies.replicated_state import ReadOnce
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Strategy(ABC):
                          multiplied by it (contract 2)
     collective_forward   each forward is a collective: every rank must make the same number
     collective_decoding  so is each forward inside ``generating``
+    access               how parameters are read and changed of which ranks hold parts
     """
 
     runner: ClassVar[type[Runner] | None] = None  # None: ``strategies.window.runner.WindowRunner``
@@ -67,6 +69,7 @@ class Strategy(ABC):
         self.averaging_factor = float(self.data_parallel_size)
         self.collective_forward = False
         self.collective_decoding = False
+        self.access = ParameterAccess()
 
     # --- life of a model
 

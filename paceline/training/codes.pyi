@@ -453,6 +453,18 @@ class _ROLLOUT_SERVER_UNFIT(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _ROLLOUT_WEIGHTS_WAY(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        way: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _ROLLOUT_SERVER_WEIGHTS(CodeName):
     def __call__(
         self,
@@ -612,6 +624,7 @@ ROLLOUT_NO_SPREAD: Code
 ROLLOUT_SAMPLING_GAP: _ROLLOUT_SAMPLING_GAP
 ROLLOUT_SERVER_NO_KEY: _ROLLOUT_SERVER_NO_KEY
 ROLLOUT_SERVER_UNFIT: _ROLLOUT_SERVER_UNFIT
+ROLLOUT_WEIGHTS_WAY: _ROLLOUT_WEIGHTS_WAY
 ROLLOUT_SERVER_WEIGHTS: _ROLLOUT_SERVER_WEIGHTS
 REWARDS_MODEL: Code
 REWARDS_TOKENIZER: Code

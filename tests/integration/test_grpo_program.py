@@ -67,7 +67,7 @@ def events_of(run: Path) -> list[Any]:
 
 
 def numbers(step: Step) -> dict[str, float]:
-    found = {name: value for name, value in step.extras.items() if not name.startswith("time/")}
+    found = {name: value for name, value in step.extras.items() if not name.startswith(("time/", "sync_"))}
     return {**found, "loss": step.loss, "grad_norm": step.grad_norm or 0.0}
 
 

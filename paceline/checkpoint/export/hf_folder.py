@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -213,13 +213,22 @@ def _generation(reader: CheckpointReader) -> JsonObject:
     return reader.side_json(GENERATION) if GENERATION in reader.side_files() else {}
 
 
-def write_weights(stage: Path, entries: list[TensorEntry], max_shard_bytes: int) -> None:
-    """Write ``model.safetensors``, or shards of at most ``max_shard_bytes`` with the Hugging Face index."""
+def in_shards(entries: Sequence[TensorEntry], max_shard_bytes: int) -> list[list[TensorEntry]]:
+    """Return the tensors of each file of weights."""
     shards: list[list[TensorEntry]] = [[]]
     for entry in entries:
         if shards[-1] and sum(e.num_bytes for e in shards[-1]) + entry.num_bytes > max_shard_bytes:
             shards.append([])
         shards[-1].append(entry)
+    return shards
+
+
+def write_weights(stage: Path, entries: Sequence[TensorEntry], max_shard_bytes: int) -> None:
+    """Write ``model.safetensors``, or shards of at most ``max_shard_bytes`` with the Hugging Face index.
+
+    Tensors are loaded in the order of ``in_order`` of each of ``in_shards``.
+    """
+    shards = in_shards(entries, max_shard_bytes)
     if len(shards) == 1:
         write_tensors(stage / "model.safetensors", shards[0], {"format": "pt"})
         return

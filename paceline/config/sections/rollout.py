@@ -196,6 +196,13 @@ class RolloutOptions(Section):
             "fails is left out until it answers again."
         ),
     )
+    weights: Annotated[str, Word("auto", "adapter", "transfer", "folder")] = Field(
+        default="auto",
+        description=(
+            "How servers get the weights: adapter (LoRA's files alone), transfer (the model, merged, into "
+            "memory) or folder (its files); auto: the first of these that every server takes."
+        ),
+    )
     verify_weights: Bool = Field(
         default=True,
         description=(

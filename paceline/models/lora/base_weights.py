@@ -141,10 +141,10 @@ def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[st
                     scale_of(spec, module),
                 )
                 steps.setdefault(places[name], []).append(taken)
-            step = partial(_add_product, _transposed(hf, module), scale_of(spec, module), module)
+            step = partial(add_product, _transposed(hf, module), scale_of(spec, module), module)
         steps.setdefault(places[name], []).append(step)
         if spec.use_dora:
-            stretched = partial(_stretch, _transposed(hf, module), f"{module}{MAGNITUDE}")
+            stretched = partial(stretch_rows, _transposed(hf, module), f"{module}{MAGNITUDE}")
             steps[places[name]].append(stretched)
     for name in trained:
         if ".lora_" not in name:
@@ -160,7 +160,7 @@ def _keep_remainder(
     weight.copy_(left.t() if transposed else left)
 
 
-def _add_product(
+def add_product(
     transposed: bool, factor: float, module: str, weight: Tensor, trained: Mapping[str, Tensor]
 ) -> None:
     """Add the adapter's product to ``weight``, some of its outputs at a time."""
@@ -174,7 +174,8 @@ def _add_product(
             weight[first : first + some].add_(delta)
 
 
-def _stretch(transposed: bool, lengths: str, weight: Tensor, trained: Mapping[str, Tensor]) -> None:
+def stretch_rows(transposed: bool, lengths: str, weight: Tensor, trained: Mapping[str, Tensor]) -> None:
+    """Give the rows of ``weight`` the lengths that were trained (DoRA)."""
     stretch(weight, trained[lengths], transposed)
 
 

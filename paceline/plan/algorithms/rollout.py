@@ -118,12 +118,11 @@ def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     ranks together.
     """
     options = any_answers(algorithm_spec(plan.algorithm), plan.config.training, plan.config.generation)
-    if (
-        options is None
-        or not strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine)
-        or options.all_servers
-    ):
+    if options is None or not strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine):
         return plan
+    if options.all_servers and isinstance(plan.engine, (FsdpOptions, DeepSpeedOptions)):
+        # the model only scores the few texts that prove a server's weights
+        return replace(plan, engine=replace(plan.engine, gather_for_generation=False))
     requested = options.gather_for_generation
     need, room, words = _room_to_generate(plan, hardware, options.generation_rows)
     gathers = requested if requested is not None else need is None or need < MARGIN * room
@@ -189,13 +188,11 @@ def _together(plan: Plan) -> bool:
 
 
 def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
-    """Return an error if every rank must gather the whole model, but cannot hold it.
+    """Return an error if every rank must gather the whole model, as the config says, but cannot hold it.
 
-    It must if weights are sent to a server, or the config says so. Only certain needs count: the weights and
-    a rank's states.
+    Only certain needs count: the weights and a rank's states.
     """
     options = plan.config.training.rollout or RolloutOptions()
-    server = bool(options.all_servers)
     shape, states = plan.shape, plan.memory and plan.memory.largest
     if (
         not (
@@ -204,30 +201,24 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
         )
         or shape is None
         or not states
+        or not options.gather_for_generation
+        or options.all_servers
     ):
-        return []
-    if not server and not options.gather_for_generation:
         return []
     weights = shape.num_parameters * SIZES[plan.precision.compute] / plan.mesh.tp
     card = hardware.memory_bytes / (1 if is_accelerator(hardware.device) else max(1, plan.ranks_per_node))
     held = bytes_by_device(plan, ModelStates(states.parameters, 0, states.optimizer)).card
     if weights + held <= card:
         return []
-    what = "every rank gathers the complete model" + (
-        " to send it to the generation server" if server else ""
-    )
     needs = f"weights {human_bytes(weights)} and states {human_bytes(held)}, of {human_bytes(card)}"
-    hint = (
-        "remove training.rollout.server, so that all ranks generate together, gathering one layer"
-        " at a time; or use more devices, or tp_size"
-    )
-    if not server:
-        return [
-            codes.ROLLOUT_GATHER_ROOM(
-                what, f"{_KEY}.gather_for_generation", needs, "set false, or leave it out"
-            )
-        ]
-    return [codes.ROLLOUT_SERVER_ROOM(what, f"{_KEY}.server", needs, hint)]
+    return [
+        codes.ROLLOUT_GATHER_ROOM(
+            "every rank gathers the complete model",
+            f"{_KEY}.gather_for_generation",
+            needs,
+            "set false, or leave it out",
+        )
+    ]
 
 
 def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float | None, float, str]:

@@ -34,6 +34,7 @@ from paceline.strategies.deepspeed.fill_partitions import built_root
 from paceline.strategies.deepspeed.start_engine import start_engine
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.optimizers.build import build_optimizer, set_learning_rate
+from paceline.strategies.parameter_access import ParameterAccess
 from paceline.strategies.strategy import Strategy, evaluating
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class DeepSpeed(Strategy):
         averaged = self.data_parallel_size * (plan.mesh.cp if self.stage == 3 else 1)
         self.averaging_factor = float(averaged) if averages_gradients(options_of(plan).config) else 1.0
         self.collective_forward = self.stage == 3
+        if self.stage == 3:
+            self.access = ParameterAccess(zero3.whole, zero3.own_part)
         self.collective_decoding = self.stage == 3 and not options_of(plan).gather_for_generation
 
     def shard_batch(self, batch: Batch) -> Batch:

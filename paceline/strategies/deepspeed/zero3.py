@@ -4,9 +4,11 @@ decoding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
 
 from paceline.models.module_tensors import replaced
 from paceline.protocols.model import RootModule
@@ -96,3 +98,24 @@ def gathered_by_layer(engine: Engine) -> Iterator[None]:
     finally:
         begins.remove()
         optimizer._partition_all_parameters()
+
+
+@contextmanager
+def whole(parameters: Sequence[nn.Parameter]) -> Iterator[list[Tensor]]:
+    """Inside the context every rank holds these parameters; yield their values. Collective."""
+    from deepspeed.runtime.zero import GatheredParameters
+
+    managed = [p for p in parameters if is_managed(p)]
+    for parameter in managed:
+        parameter.ds_active_sub_modules.clear()
+    with GatheredParameters(managed):
+        yield [p.detach() for p in parameters]
+
+
+def own_part(parameter: nn.Parameter) -> Tensor:
+    """Return the memory of this rank's partition. Another copy, gathered for a forward, is dropped."""
+    if not is_managed(parameter):
+        return parameter.detach()
+    parameter.ds_active_sub_modules.clear()
+    parameter.partition()
+    return parameter.ds_tensor.data

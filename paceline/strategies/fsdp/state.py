@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -145,6 +146,13 @@ def local(tensor: Tensor) -> Tensor:
         return tensor
     with torch.no_grad():
         return tensor.to_local().detach()
+
+
+@torch.no_grad()
+def whole(parameters: Sequence[nn.Parameter]) -> AbstractContextManager[list[Tensor]]:
+    """Return a context of the whole values of parameters, gathered from their shards. Collective."""
+    tensors: list[Tensor] = [parameter.detach() for parameter in parameters]
+    return nullcontext([t.full_tensor() if isinstance(t, DTensor) else t for t in tensors])
 
 
 def export_state(handle: ShardedHandle, rank: int) -> Iterator[Shard]:

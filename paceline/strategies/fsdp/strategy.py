@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -34,6 +35,7 @@ from paceline.strategies.fsdp.wrapping import Dtypes, Units, shard
 from paceline.strategies.grad_norm import squares
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.optimizers.build import build_optimizer
+from paceline.strategies.parameter_access import ParameterAccess
 from paceline.strategies.replicated_state import ReadOnce
 from paceline.strategies.strategy import Strategy, evaluating
 
@@ -57,6 +59,7 @@ class FSDP(Strategy):
         self.collective_forward = True
         self.collective_decoding = not self.how.gather_for_generation  # the whole model does not fit
         self._source: RootModule | None = None
+        self.access = ParameterAccess(state.whole, state.local, self._of_first)
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -169,6 +172,13 @@ class FSDP(Strategy):
                 yield handle.root
             finally:
                 units.free(self.how.reshard_after_forward)
+
+    def _of_first(self, values: Tensor) -> Tensor:
+        """Return what the first rank of the tensor-parallel group has."""
+        if self.plan.mesh.tp == 1:
+            return values
+        group = self.mesh["tp"].get_group()
+        return self.world.send_tensor(values, dist.get_global_rank(group, 0), group)
 
     def export_state(self, handle: Handle) -> Iterator[Shard]:
         """Yield this rank's shards."""

@@ -11,6 +11,7 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import JsonObject, as_object, value_at
 from paceline.generation import codes as generation_codes
 from paceline.training import codes
+from paceline.training.preflight.weight_ways import SentPolicy, Way, best_way
 
 if TYPE_CHECKING:
     import httpx
@@ -26,15 +27,20 @@ def missing_key(name: str | None, environ: Mapping[str, str]) -> Diagnostic | No
 
 
 def check_servers(
-    options: RolloutOptions, max_length: int, environ: Mapping[str, str]
+    options: RolloutOptions, max_length: int, environ: Mapping[str, str], policy: SentPolicy | None = None
 ) -> Iterator[Diagnostic]:
-    """Yield what stands against each server: address, key, model, length, weights, log-probabilities.
+    """Yield what stands against each server: address, key, model, length, weights, log-probabilities; and the
+    way by which all of them get the weights of ``policy``.
 
     One that does not answer is a warning: it may start later. ``max_length``: tokens of prompt and answer.
     """
     where = "training.rollout.servers" if options.servers else "training.rollout.server"
+    replies: dict[str, JsonObject] = {}
     for server in options.all_servers:
-        yield from _Server(server, options.temperature, max_length, where).check(environ)
+        yield from _Server(server, options.temperature, max_length, where, replies).check(environ)
+    if policy is not None and replies:
+        way = best_way(options.weights, policy, replies)
+        yield from (way.note("training.rollout.weights"),) if isinstance(way, Way) else way
 
 
 def check_judge(url: str) -> Iterator[Diagnostic]:
@@ -56,12 +62,13 @@ def check_judge(url: str) -> Iterator[Diagnostic]:
 
 @dataclass
 class _Server:
-    """One server; ``where``: the key that names it."""
+    """One server; ``where``: the key that names it; ``replies``: its ``/server_info``, by URL."""
 
     options: ServerOptions
     temperature: float
     max_length: int
     where: str
+    replies: dict[str, JsonObject]
 
     @property
     def url(self) -> str:
@@ -134,6 +141,7 @@ class _Server:
                 remedy="start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment",
             )
             return
+        self.replies[self.url] = _json(answer)
         mode = value_at(_json(answer), "vllm_config.model_config.logprobs_mode")
         if isinstance(mode, str) and mode.startswith("raw") and self.temperature not in (0.0, 1.0):
             yield codes.ROLLOUT_SERVER_UNFIT(

@@ -48,6 +48,7 @@ from paceline.training import codes
 from paceline.training.preflight.class_counts import class_numbers, empty_classes, with_head
 from paceline.training.preflight.generation_servers import check_judge, check_servers
 from paceline.training.preflight.named_models import check_reward_folder
+from paceline.training.preflight.weight_ways import SentPolicy
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def check_inputs(config: Config, environ: Mapping[str, str], plan: Plan | None =
         lambda: _enough_rows(config, plan),
         lambda: _own_answers(config),
         lambda: _eval_generate(config),
-        lambda: _rollout(config, environ),
+        lambda: _rollout(config, environ, plan),
         lambda: _templates(config, formats),
         lambda: _checkpoint(config, environ, plan),
     ]
@@ -222,7 +223,7 @@ def _without_prompts(config: Config, key: str) -> Iterator[str]:
             yield "rows of plain text"
 
 
-def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]:
+def _rollout(config: Config, environ: Mapping[str, str], plan: Plan | None) -> Iterator[Diagnostic]:
     """Check built-in rewards and their options, the reward model's output, and the server's key."""
     t = config.training
     if t.rollout is None or not algorithm_spec(t.algorithm).on_policy:
@@ -238,7 +239,8 @@ def _rollout(config: Config, environ: Mapping[str, str]) -> Iterator[Diagnostic]
     judge = algorithm_spec(t.algorithm).model_named(config.training, "reward")
     if judge is not None and (Path(judge) / "config.json").is_file():
         yield from check_reward_folder(Path(judge))
-    yield from check_servers(t.rollout, config.data.max_length, environ)
+    policy = SentPolicy(plan.adapter, plan.device) if plan is not None else None
+    yield from check_servers(t.rollout, config.data.max_length, environ, policy)
     for url in {str(r.options.get("url")) for r in t.rollout.rewards if r.name == JUDGE}:
         yield from check_judge(url)
 

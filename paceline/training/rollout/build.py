@@ -35,10 +35,12 @@ from paceline.strategies.model_handle import Handles
 from paceline.strategies.strategy import Runner, Strategy
 from paceline.training import codes
 from paceline.training.loop.window_source import BatchLayout, Epochs
+from paceline.training.preflight.weight_ways import SentPolicy
 from paceline.training.rollout.generate import Limits, RewardModel, RolloutGenerator
 from paceline.training.rollout.layout import AnswerRows, PromptSampler, RolloutLayout
 from paceline.training.rollout.rollout_windows import RolloutWindows
 from paceline.training.rollout.server import RolloutServers
+from paceline.training.rollout.weight_entries import Sharing
 from paceline.training.rollout.weight_probe import GapBounds, ProvedEngine
 
 if TYPE_CHECKING:
@@ -179,7 +181,7 @@ class RolloutSetup:
             self.scorer,
             self.engine,
             self.reward_model(dtype, tokenizer),
-            [] if self.server is None else self.server.notes,
+            self.server,
         )
 
     def check_rows(self, table: TokenTable, name: str) -> None:
@@ -208,7 +210,8 @@ class RolloutSetup:
         return {name for names in self.world.all_gather_json(sorted(names_here)) for name in names}
 
     def _server(self) -> RolloutServers:
-        root = self.handles[self.algorithm.trains[0]].root
+        handle = self.handles[self.algorithm.trains[0]]
+        root = handle.root
         return RolloutServers(
             self.options.all_servers,
             self.world,
@@ -218,6 +221,9 @@ class RolloutSetup:
             self.weights_folder,
             self.compute,
             self.options.verify_weights,
+            self.options.weights,
+            SentPolicy(self.plan.adapter, self.plan.device),
+            Sharing.of(self.runner.strategy, handle),
         )
 
     def reward_model(self, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> RewardModel | None:
@@ -229,11 +235,7 @@ class RolloutSetup:
         return RewardModel(self.runner, self.handles, rows, pad, dtype, closing, self.plan.seq_len)
 
     def engine(self, root: RootModule) -> GenerationEngine:
-        """Return the engine: the local model, gathered by ``Strategy.generating``, or the server with these
-        weights.
-        """
-        if self.server is not None:
-            return self.server.open(root)
+        """Return the engine of the local model, gathered by ``Strategy.generating``."""
         engine = local_engine(root, self.prepared, self.runner.strategy, self.options.generation_rows)
         if not self.options.verify_weights:
             return engine

@@ -22,9 +22,10 @@ from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Output, Role
 from paceline.runtime.process_group.world import World
 from paceline.strategies.model_handle import Handle, Handles
-from paceline.strategies.strategy import Runner, Strategy
+from paceline.strategies.strategy import Runner, Strategy, evaluating
 from paceline.training.loop.window_source import BatchLayout
 from paceline.training.rollout.answer_batches import Answer, answer_batch
+from paceline.training.rollout.server import RolloutServers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,7 +39,7 @@ OpenEngine = Callable[[RootModule], GenerationEngine]  # of what ``Strategy.gene
 class RolloutGenerator:
     """Generates and scores answers. ``clock`` holds the seconds of each phase since it was last restarted.
 
-    ``notes``: what the engine had to say since they were taken.
+    ``servers``: they write the answers, if there are any.
     """
 
     strategy: Strategy
@@ -47,21 +48,30 @@ class RolloutGenerator:
     scorer: Scorer
     open_engine: OpenEngine
     reward_model: RewardModel | None = None
-    notes: list[Diagnostic] = field(default_factory=list)
+    servers: RolloutServers | None = field(default=None, repr=False)
     clock: dict[str, float] = field(default_factory=dict)
 
     def restart_clock(self) -> None:
         """Reset the phase times."""
         self.clock.clear()
+        if self.servers is not None:
+            self.servers.restart_count()
 
     def take_notes(self) -> list[Diagnostic]:
-        """Return the engine's notes, and forget them."""
-        taken = list(self.notes)
-        self.notes.clear()
-        return taken
+        """Return what became of the servers since the last notes."""
+        return [] if self.servers is None else self.servers.take_notes()
+
+    def sent(self) -> dict[str, float]:
+        """Return the bytes that servers were sent since the clock was restarted."""
+        return {} if self.servers is None else {"sync_bytes": float(self.servers.num_bytes)}
 
     def write(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
         """Generate completions with the current policy. Collective, also for a rank without requests."""
+        if self.servers is not None:
+            with self.timed("sync"), self.policy.averaged(), evaluating(self.policy.root):
+                served = self.servers.open(self.policy.root)
+            with self.timed("generate"):
+                return served.generate(requests, sampling)
         begun = time.perf_counter()
         with self.strategy.generating(self.policy) as root:
             engine = self.open_engine(root)

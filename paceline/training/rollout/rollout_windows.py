@@ -181,7 +181,7 @@ class RolloutWindows:
         found = [*drawn.problems, *self.check_spread(drawn)] if self.is_group_leader else []
         notes = [*generator.take_notes(), *found]
         report = Report(
-            {**metrics, **stats, **clock, "time/rollout": seconds},
+            {**metrics, **stats, **clock, **generator.sent(), "time/rollout": seconds},
             drawn.shown.rows(self.shown, generator.tokenizer) if self.world.rank == 0 else (),
             notes,
             seconds,

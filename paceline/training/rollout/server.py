@@ -1,14 +1,16 @@
-"""Generation by external servers: a client on every rank; rank 0 sends the weights as safetensors."""
+"""Generation by external servers: a client on every rank; rank 0 sends them the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import torch
+from torch import Tensor
 
 from paceline.config.sections.rollout import ServerOptions
 from paceline.core.diagnostics import Diagnostic
@@ -17,15 +19,19 @@ from paceline.core.json_types import JsonObject, as_object
 from paceline.generation import codes
 from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
 from paceline.generation.remote import Server, ServerEngine
-from paceline.generation.server_pool import SERVERS, ServerPool
+from paceline.generation.server_pool import SERVERS, ServerPool, together
 from paceline.protocols.model import RootModule
 from paceline.protocols.rollout import RolloutInterrupted
 from paceline.runtime.process_group.world import World, environment
 from paceline.training.preflight.generation_servers import missing_key
-from paceline.training.rollout.weight_folder import WeightFolder, load_weights
-from paceline.training.rollout.weight_probe import Gap, GapBounds, ServerScores, WeightProbe, changed_norms
+from paceline.training.preflight.weight_ways import SentPolicy, Way, best_way
+from paceline.training.rollout.weight_entries import Sharing, shape_of
+from paceline.training.rollout.weight_folder import FolderSender, WeightFolder
+from paceline.training.rollout.weight_probe import Gap, GapBounds, ServerScores, WeightProbe, changed
+from paceline.training.rollout.weight_transfer import TransferSender
 from paceline.training.rollout.wrong_layer import OUTSIDE, LoudLayers, first_wrong
 
+WEIGHTS = "training.rollout.weights"
 BACK_SECONDS = 5.0  # in which a server that was left out must say that it is there again
 PATIENCE_SECONDS = 30.0  # for a connection that fails, where other servers can take over
 
@@ -37,9 +43,13 @@ class RolloutServers:
     """Opens an engine over the servers ``options``.
 
     ``open`` is collective and returns when the servers that are asked use the weights of ``root``. One that
-    fails is left out, and taken back once it has loaded the weights. ``positions``: tokens of prompt and
-    answer. ``verifies``: compare what servers compute with the model after each change (``WeightProbe``).
-    ``notes``: on rank 0, what became of servers since it was emptied.
+    fails is left out, and taken back once it has loaded the weights.
+
+    positions  tokens of prompt and answer
+    verifies   compare what servers compute with the model after each change (``WeightProbe``)
+    wanted     the way of the weights, or ``auto``; ``policy`` is what decides it, ``sharing`` how ranks hold
+               the model
+    notes      on rank 0, what became of servers since it was emptied
     """
 
     options: Sequence[ServerOptions]
@@ -50,11 +60,14 @@ class RolloutServers:
     folder: Path
     dtype: torch.dtype
     verifies: bool = True
+    wanted: str = "auto"
+    policy: SentPolicy = SentPolicy(None, "cpu")
+    sharing: Sharing = field(default_factory=Sharing)
     notes: list[Diagnostic] = field(default_factory=list)
     searched: dict[int, str] = field(default_factory=dict, init=False)  # where a server's weights are wrong
-    noted: dict[int, str] = field(
-        default_factory=dict, init=False
-    )  # the code of each server that is left out
+    noted: dict[int, str] = field(default_factory=dict, init=False)  # codes of servers that are left out
+    sent: int = field(default=0, init=False)
+    num_bytes: int = field(default=0, init=False)  # sent by rank 0
 
     def __post_init__(self) -> None:
         """Ask the servers for their models.
@@ -67,11 +80,43 @@ class RolloutServers:
         engines = [self._engine(option, variables) for option in self.options]
         self.pool = ServerPool(engines, self.world.rank)
         self.probe = WeightProbe(self.vocab_size, self.positions, GapBounds.of(self.dtype))
-        self.weights = [WeightFolder(self._folder(option), self.dtype) for option in self.options]
         for place, error in together(lambda place: engines[place].find_model(), range(len(engines))).items():
             self.pool.leave_out(place, error)
         if not self.pool.live():
             raise self.pool.gone()
+        self.way = self._way()
+        self.run = uuid4().hex[:8] if self.world.rank == 0 else ""
+        self.sender = self._sender()
+
+    def _sender(self) -> FolderSender | TransferSender:
+        engines, seconds = self.pool.engines, [option.sync_timeout for option in self.options]
+        if self.way.name == "transfer":
+            return TransferSender(engines, seconds, self.world, self.sharing, self.dtype, self.way.backend)
+        adapter = self.way.name == "adapter"
+        folders = [WeightFolder(self._folder(option), self.dtype, adapter) for option in self.options]
+        return FolderSender(engines, seconds, self.world, self.sharing, folders)
+
+    def _way(self) -> Way:
+        """Return the best way that the servers which answer take. Collective.
+
+        Raises ConfigError on every rank where there is none.
+        """
+        best: Way | list[Diagnostic] = []
+        if self.world.rank == 0:
+            replies = {
+                engine.server.url: engine.server.offered("/server_info", config_format="json")
+                for engine in (self.pool.engines[place] for place in self.pool.live())
+            }
+            best = best_way(self.wanted, self.policy, replies)
+        way, against = (best.parts, []) if isinstance(best, Way) else ([], best)
+        way = self.world.broadcast_json(way)
+        if not way:
+            findings = self.world.broadcast_json([finding.to_json() for finding in against])
+            raise ConfigError(*map(Diagnostic.from_json, findings))
+        chosen = Way(*way)
+        if self.world.rank == 0:
+            self.notes.append(chosen.note(WEIGHTS))
+        return chosen
 
     def open(self, root: RootModule) -> GenerationEngine:
         """Return the engine once the servers have the weights of ``root``. Collective.
@@ -90,7 +135,17 @@ class RolloutServers:
             self._note(out)
         if not self.pool.live():
             raise RolloutInterrupted(*self.pool.gone().diagnostics)
-        return AgreedEngine(self.pool, self.world)
+        return AgreedEngine(self.pool, self.world, self.sharing)
+
+    def restart_count(self) -> None:
+        """Count the bytes that are sent from 0 again."""
+        self.num_bytes = 0
+
+    def take_notes(self) -> list[Diagnostic]:
+        """Return the notes, and forget them."""
+        taken = list(self.notes)
+        self.notes.clear()
+        return taken
 
     def _engine(self, option: ServerOptions, variables: Mapping[str, str]) -> ServerEngine:
         key = variables[option.api_key_env] if option.api_key_env else None
@@ -115,25 +170,40 @@ class RolloutServers:
 
     def _send(self, root: RootModule, out: Out, places: Collection[int] | None = None) -> Out:
         """Have the servers at ``places`` (all) load the weights; return those that are out. Collective."""
+        chosen: list[int] = []
+        failed: dict[int, PacelineError] = {}
         if self.world.rank == 0:
-            chosen = [
+            tried = [
                 p for p in (range(len(self.options)) if places is None else places) if self._there(p, out)
             ]
-            targets = {folder: folder.save(root.hf) for folder in {self.weights[place] for place in chosen}}
-
-            def load(place: int) -> None:
-                self.pool.engines[place].find_model()
-                if self.verifies:
-                    self.probe.fill_cache(self.pool.engines[place])
-                server, seconds = self.pool.engines[place].server, self.options[place].sync_timeout
-                load_weights(server, targets[self.weights[place]], seconds)
-
-            failed = together(load, chosen)
-            out = {place: finding for place, finding in out.items() if place not in chosen}
-            out |= {place: error.diagnostics[0] for place, error in failed.items()}
-            for folder in targets:
-                folder.remove_former()
+            failed = together(self._prepare, tried)
+            chosen = [place for place in tried if place not in failed]
+            out = {place: finding for place, finding in out.items() if place not in tried}
+        self.sent += 1
+        chosen = self.world.broadcast_json(chosen)
+        failed |= self.sender.send(root, chosen, f"{self.run}-{self.sent}")
+        self.num_bytes += self.sender.num_bytes
+        out |= {place: error.diagnostics[0] for place, error in failed.items()}
+        names = [(engine.model, engine.adapter, engine.version) for engine in self.pool.engines]
+        for engine, taken in zip(self.pool.engines, self.world.broadcast_json(names), strict=True):
+            engine.take(*taken)
         return self._shared(out)
+
+    def _prepare(self, place: int) -> None:
+        """Learn a server's name for the model, and have it fill its cache with the weights that it has."""
+        engine = self.pool.engines[place]
+        engine.find_model()
+        if self.verifies:
+            self.probe.fill_cache(engine)
+
+    def _changed(self, root: RootModule) -> AbstractContextManager[None]:
+        """Inside, the policy has other weights: of those that are sent."""
+        if self.way.name == "adapter":
+            parts = [p for name, p in root.plain_named_parameters() if ".lora_B." in name]
+        else:
+            floats = [p for p in root.hf.parameters() if p.is_floating_point()]
+            parts = [p for p in floats if len(shape_of(p)) == 1] or floats[-1:]  # a model without norms
+        return changed(root, [self.sharing.access.own_part(p) for p in parts])
 
     def _there(self, place: int, out: Out) -> bool:
         """Whether a server is to load weights: it is asked, or answers again."""
@@ -161,7 +231,8 @@ class RolloutServers:
             out = out | {place: error.diagnostics[0] for place, error in failed.items()}
         out = self._shared(out)
         answers = self._shared_scores(answers)
-        own = self.probe.of_model(root, [answer.tokens for answer in answers.values()])
+        with self.sharing.computing():
+            own = self.probe.of_model(root, [answer.tokens for answer in answers.values()])
         gaps = [self.probe.gap(answer, mine) for answer, mine in zip(answers.values(), own, strict=True)]
         agreed = [Gap(*gap) for gap in self.world.broadcast_json([list(gap) for gap in gaps])]
         return out, answers, dict(zip(answers, agreed, strict=True))
@@ -181,7 +252,7 @@ class RolloutServers:
         gaps: list[dict[int, Gap]] = []
         answers: list[dict[int, ServerScores]] = []
         for changes in (False, True, False):
-            with changed_norms(root) if changes else nullcontext():
+            with self._changed(root) if changes else nullcontext():
                 out, answered, gap = self._compare(root, self._send(root, out))
             gaps.append(gap)
             answers.append(answered)
@@ -220,6 +291,8 @@ class RolloutServers:
         limit = self.probe.limit(place)
         if gap.after > limit >= gap.texts:
             return "; only after a prefix that it has read before: its cache was not reset"
+        if self.way.name == "adapter":
+            return ""  # muting needs all weights
         if place not in self.searched:
             self.searched[place] = self._search(root, place, answered, limit)
         return self.searched[place]
@@ -234,14 +307,19 @@ class RolloutServers:
             seen.extend(answers.values())
             return max(gaps[place]) > limit if place in gaps else None
 
-        with changed_norms(root):
-            if not layers.hears(lambda: self.probe.of_model(root, [()])[0]):
+        with self._changed(root):
+            if not layers.hears(partial(self._silent, root)):
                 return ""
             found = first_wrong(wrong, layers.names)
         self._send(root, {}, [place])
         if found == OUTSIDE and self.probe.moved(answered, seen[0]) <= self.probe.bounds.floor:
             return "; it takes over nothing of what is sent"
         return f"; the first difference is {found}" if found else ""
+
+    def _silent(self, root: RootModule) -> Tensor:
+        """Return the model's log-probabilities of the texts alone. Collective."""
+        with self.sharing.computing():
+            return self.probe.of_model(root, [()])[0]
 
     def _wrong(self, place: int, why: str) -> Diagnostic:
         return codes.ROLLOUT_WEIGHTS_WRONG(SERVERS, self.pool.engines[place].server.url, why=why)
@@ -260,23 +338,42 @@ class RolloutServers:
 
 @dataclass
 class AgreedEngine:
-    """``GenerationEngine`` whose errors are every rank's: all raise RolloutInterrupted with the first one."""
+    """``GenerationEngine`` whose errors are every rank's: all raise RolloutInterrupted with the first one.
+
+    Of ranks that read the same rows the first one asks.
+    """
 
     pool: ServerPool
     world: World
+    sharing: Sharing
 
     def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
         """Return one completion per request, in order. Collective."""
         done: list[Completion] = []
         failures: list[Diagnostic] = []
         try:
-            done = self.pool.generate(requests, sampling)
+            done = self.pool.generate(requests, sampling) if self.sharing.first else []
         except PacelineError as error:
             failures = list(error.diagnostics)
         everyone = self.world.all_gather_json([finding.to_json() for finding in failures])
         for findings in filter(None, everyone):
             raise RolloutInterrupted(*map(Diagnostic.from_json, findings))
-        return done
+        counts = torch.tensor([len(c.tokens) for c in done] or [0] * len(requests))
+        counts = self.sharing.access.of_first(counts)
+        # tokens, log-probabilities, and whether each has ended: all are exact in float64
+        rows = [[*map(float, c.tokens), *c.logprobs.tolist(), float(c.ended)] for c in done]
+        size = int((2 * counts + 1).sum())
+        flat = torch.tensor([v for row in rows for v in row] or [0.0] * size, dtype=torch.float64)
+        return completions(self.sharing.access.of_first(flat), counts.tolist())
+
+
+def completions(flat: Tensor, counts: Sequence[int]) -> list[Completion]:
+    """Return the completions of which ``flat`` has tokens, log-probabilities and the end, in turn."""
+    rows = []
+    for part, n in zip(torch.split(flat, [2 * n + 1 for n in counts]), counts, strict=True):
+        tokens, ended = tuple(int(token) for token in part[:n]), bool(part[-1])
+        rows.append(Completion(tokens, part[n:-1].float(), ended))
+    return rows
 
 
 def to_json(out: Out) -> JsonObject:
@@ -287,17 +384,6 @@ def to_json(out: Out) -> JsonObject:
 def from_json(out: JsonObject) -> Out:
     """The inverse of ``to_json``."""
     return {int(place): Diagnostic.from_json(as_object(finding)) for place, finding in out.items()}
-
-
-def together(work: Callable[[int], None], places: Collection[int]) -> dict[int, PacelineError]:
-    """Do ``work`` for each place at the same time; return the errors by place."""
-    with ThreadPoolExecutor(max(1, len(places))) as pool:
-        running = {place: pool.submit(work, place) for place in places}
-    errors = {place: future.exception() for place, future in running.items()}
-    for error in errors.values():
-        if error is not None and not isinstance(error, PacelineError):
-            raise error
-    return {place: error for place, error in errors.items() if isinstance(error, PacelineError)}
 
 
 def in_words(finding: Diagnostic) -> str:

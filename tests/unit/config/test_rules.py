@@ -1005,8 +1005,11 @@ CASES = [
     ),
     case(
         "rollout.server_cut",
+        {
+            **_t(algorithm="grpo", rollout={"server": {"url": "http://h:1"}, "weights": "folder"}),
+            "lora.quantization_bit": 4,
+        },
         {**_t(algorithm="grpo", rollout={"server": {"url": "http://h:1"}}), "lora.quantization_bit": 4},
-        {**_t(algorithm="grpo", rollout={"server": {"url": "http://h:1"}}), "lora.r": 4},
     ),
     case(
         "train.algorithm_section",

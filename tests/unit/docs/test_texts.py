@@ -41,6 +41,9 @@ FOREIGN_OPTIONS = frozenset(
         "--api-key",  # of vLLM
         "--logprobs-mode",
         "--max-model-len",
+        "--enable-lora",
+        "--max-lora-rank",
+        "--weight-transfer-config",
         "--stage",  # of LLaMA-Factory's and TRL's command lines, which config import reads
         "--model_name_or_path",
         "--beta",

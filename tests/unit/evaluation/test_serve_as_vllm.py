@@ -190,7 +190,8 @@ def test_other_requests_are_answered_as_a_real_vllm_answers_them(
     client: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """PACELINE_VLLM_PYTHON: the interpreter of an environment with vLLM 0.32; without it one is made."""
-    with real_vllm(tmp_path_factory.mktemp("real")) as url:
+    folder = tmp_path_factory.mktemp("real")
+    with real_vllm(folder, write_model(folder / "mine")) as url:
         rows = [row for seed in range(1, 6) for row in recorded(url, seed)]
     wrong, _ = compared(client, rows)
     assert not wrong, f"{len(wrong)} of {len(rows)} differ:\n" + "\n".join(wrong)

@@ -121,6 +121,7 @@ def servers(
     options = [ServerOptions(url=url, model="policy", api_key_env=None, **shared) for url in urls]
     world, unused = World.single(), tmp_path / "unused"
     found = RolloutServers(options, world, (STOP,), VOCAB, 60, unused, torch.float32, verifies=verify_weights)
+    assert [note.code for note in found.take_notes()] == ["rollout.weights_way"]
     try:
         yield found
     finally:

@@ -27,7 +27,7 @@ from paceline.plan.plan import AdapterSpec
 from paceline.plan.strategies.spec import Job
 from paceline.protocols.roles import Output
 from paceline.rules.planning import make_plan
-from paceline.training.rollout.weight_folder import whole
+from paceline.training.rollout.weight_entries import model_entries
 from tests.unit.models.merged import merge
 
 pytest.importorskip("peft")
@@ -135,7 +135,7 @@ def test_peft_opens_the_files_and_merging_gives_the_same_model(kind: str, tmp_pa
     merge(merged, SPEC, dict(module.plain_named_parameters()))
     assert torch.allclose(logits(merged), expected, atol=1e-5)
     assert not torch.allclose(before, expected, atol=1e-3)
-    sent = {entry.name: entry.load() for entry in whole(module.hf, torch.float32)}
+    sent = {entry.name: entry.load() for entry in model_entries(module.hf, torch.float32)}
     for name, parameter in merged.named_parameters():
         assert torch.allclose(sent[name], parameter, atol=1e-6), name
 

@@ -9,7 +9,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from paceline.checkpoint.export.hf_tensor_names import hub_entries
 from paceline.models.lora.lora import add_adapter
 from paceline.plan.plan import AdapterSpec
-from paceline.training.rollout.weight_folder import whole
+from paceline.training.rollout.weight_entries import model_entries
 
 SIZES = {
     "hidden_size": 16,
@@ -28,7 +28,7 @@ LORA = AdapterSpec(r=2, alpha=4, target_modules=("all-linear",))
 
 def test_experts_are_sent_one_by_one_and_loaded_once_each() -> None:
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES))
-    sent = {entry.name: entry for entry in hub_entries(model, list(whole(model, torch.float32)))}
+    sent = {entry.name: entry for entry in hub_entries(model, list(model_entries(model, torch.float32)))}
     fused = model.model.layers[0].mlp.experts.gate_up_proj.detach()
     for expert in range(3):
         for half, name in ((slice(0, 8), "gate_proj"), (slice(8, 16), "up_proj")):
