@@ -411,8 +411,8 @@ def cost_of_move(state: JsonObject, plan: Plan, manifest: Manifest) -> list[Diag
 
 def other_layout(state: JsonObject, plan: Plan, manifest: Manifest) -> list[Diagnostic]:
     """Return one note if strategy, ranks or shards are others. Raises as ``other_strategy``."""
-    said = other_strategy(state, plan)
-    return cost_of_move(state, plan, manifest) or said
+    reason = other_strategy(state, plan)
+    return cost_of_move(state, plan, manifest) or reason
 
 
 def _peak(plan: Plan, manifest: Manifest) -> str:
