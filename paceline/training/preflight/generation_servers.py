@@ -111,7 +111,8 @@ class _Server:
                 "correct the url, or the key behind api_key_env",
             )
             return
-        models = {str(model.get("id")): model for model in served if isinstance(model, dict)}
+        # an adapter that a former run has loaded is none of them
+        models = {str(m.get("id")): m for m in served if isinstance(m, dict) and not m.get("parent")}
         wanted = self.options.model or next(iter(models), "")
         if wanted not in models or (len(models) != 1 and not self.options.model):
             reply = f"it serves {', '.join(models) or 'none'}; model: {self.options.model or '(not set)'}"
