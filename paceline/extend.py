@@ -1,4 +1,4 @@
-"""What your own strategies, algorithms, rewards, trainers and row kinds derive from.
+"""Stable base classes for your own strategies, algorithms, rewards, trainers and row kinds.
 
 These names are stable; the modules that define them are not. Each is imported when it is first used, and
 this module imports no torch: a spec is imported where the plan is made (``docs/how-to/extend.md``).

@@ -1,4 +1,4 @@
-"""Algorithms: loss sums and weights, never means or logits; a class by its name."""
+"""The base class of algorithms, which return loss sums and weights; and an algorithm's class by its name."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Algorithm(ABC):
         """Return the outputs that the root module of ``role`` must compute."""
 
     def attach_outputs(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Batch:
-        """Return ``batch`` with what the losses need from ``outputs`` of a ``reference_roles`` role added."""
+        """Return ``batch`` with the values of a reference role's ``outputs`` that the losses need."""
         raise NotImplementedError
 
     def window_sums(
         self, outputs: Mapping[Role, Mapping[str, Tensor]], batch: Batch
     ) -> Mapping[str, tuple[Tensor, Tensor]]:
-        """Return name → (sum, int64 weight) for one micro-batch of the forwards of ``window_means``; see
-        ``protocols.algorithm``.
+        """Return name → (sum, int64 weight) of one micro-batch, from the forwards that ``window_means``
+        declares; see ``protocols.algorithm``.
         """
         raise NotImplementedError
 
@@ -85,7 +85,7 @@ class Algorithm(ABC):
     def summary(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics to report, from the means of ``metrics``; by default unchanged.
 
-        Names have no term.
+        Keys are metric names without a term.
         """
         return dict(means)
 

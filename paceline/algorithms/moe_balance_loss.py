@@ -29,7 +29,7 @@ class WithBalanceLoss:
         self._inner, self._how = inner, how
 
     def __getattr__(self, name: str) -> object:
-        """Return the algorithm's own attribute: all that is not defined here."""
+        """Return an attribute of the wrapped algorithm."""
         attribute: object = getattr(self._inner, name)
         return attribute
 

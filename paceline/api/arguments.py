@@ -1,4 +1,4 @@
-"""What a caller gives: a config, rows, parts of one's own; as JSON and names that other processes can read.
+"""Convert a caller's arguments (config, rows, own functions) to JSON and names that other processes can read.
 
 A config is a YAML file, a mapping, or ``load_config``'s answer; rows are written to a file.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConfigSource:
-    """Where settings come from; ``overrides`` win."""
+    """The source of settings; ``overrides`` win."""
 
     path: Path | None
     tree: JsonObject | None
@@ -64,7 +64,7 @@ class ConfigSource:
 class JobConfig:
     """A config as read and checked; every function of the library takes it in place of the file.
 
-    ``config``: every value, validated; ``source``: what was given.
+    ``config``: every value, validated; ``source``: the caller's argument.
     """
 
     config: Config
@@ -86,7 +86,7 @@ ConfigLike = str | PathLike[str] | Mapping[str, object] | JobConfig
 
 
 def source_of(config: ConfigLike, overrides: Mapping[str, object] | None) -> ConfigSource:
-    """Return the source of what a caller gave. Raises ConfigError for anything that is no config."""
+    """Return the source of a caller's config. Raises ConfigError for anything else."""
     more = {} if overrides is None else _object(overrides, "overrides")
     if isinstance(config, JobConfig):
         return replace(config.source, overrides={**config.source.overrides, **more})
@@ -103,7 +103,8 @@ def source_of(config: ConfigLike, overrides: Mapping[str, object] | None) -> Con
 
 
 def read(source: ConfigSource, *, ruled: bool) -> Loaded:
-    """Load and check a config; unless ``ruled``, the rules are left for when the machine is known."""
+    """Load and check a config; with ``ruled`` also apply the rules, which else wait until the machine is
+    known."""
     from paceline.launch.preflight.load_config import load, load_to_start
 
     arguments = source.path, (), source.overrides
@@ -129,7 +130,7 @@ def _object(mapping: Mapping[str, object], name: str) -> JsonObject:
 def as_json(value: object, where: str, *, row: bool = False) -> Json:
     """Return ``value`` in JSON types: paths become texts, tuples lists, numpy's numbers Python's.
 
-    ``row``: of a row, which has no paths and no sets, and null for numbers that are not finite. Raises
+    ``row``: the value is from a row: no paths and sets, and null for numbers that are not finite. Raises
     ConfigError (``api.argument``, ``api.rows``) for anything else.
     """
     if isinstance(value, float) and row and not math.isfinite(value):
@@ -161,7 +162,7 @@ def dataset_setting(rows: Rows | None, name: str, cache: Path) -> Json:
     """Return the value of data.train or data.eval: a path is kept, a function becomes its name, rows are
     written to ``cache``.
 
-    Raises ConfigError (``api.rows``) for what is no row.
+    Raises ConfigError (``api.rows``) for anything that is not a row.
     """
     if rows is None or isinstance(rows, str):
         return rows
@@ -175,7 +176,7 @@ def dataset_setting(rows: Rows | None, name: str, cache: Path) -> Json:
 def written(rows: _Rows, name: str, folder: Path) -> Path:
     """Write rows as JSON lines under the digest of their content, and return the file.
 
-    The same rows always have the same file, so that what was prepared of them is found again.
+    The same rows always get the same file, so that their prepared data is found again.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     digest, count = hashlib.sha256(), 0
@@ -232,7 +233,7 @@ Part: TypeAlias = object
 def named_parts(parts: Sequence[Part] | Part | None, argument: str) -> Json:
     """Return functions, classes and names as names that the ranks import; None stays None.
 
-    Raises ConfigError (``api.not_importable``) for what no other process can import.
+    Raises ConfigError (``api.not_importable``) for an object that other processes cannot import.
     """
     if parts is None:
         return None

@@ -1,4 +1,5 @@
-"""Hand the events of a running training to functions, each from a separate thread: none slows the run."""
+"""Pass the events of a running training to functions, each in a separate thread, so that none slows the
+run."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ OnEvent = Callable[[Event], object]
 
 
 class LocalCallback:
-    """A callback that is an object of this process, for a ``Listener``; ``wants_stop`` is set by its wish."""
+    """A callback that is an object of this process, for a ``Listener``; ``wants_stop`` is set when it asks to
+    stop."""
 
     def __init__(self, callback: Any, wants_stop: threading.Event) -> None:
         self.__qualname__ = getattr(callback, "__qualname__", None) or type(callback).__qualname__
@@ -65,8 +67,8 @@ def split_callbacks(callbacks: Iterable[Part] | None) -> tuple[list[Json] | None
 
 
 class Listener:
-    """A context: inside, ``hear`` gets every event that is written to ``path``, in order, and at the end all
-    that is left. ``problem``: why it was not called to the end, or None.
+    """A context: inside, ``hear`` gets every event that is written to ``path``, in order, and the rest at the
+    end. ``problem``: why it missed events, or None.
     """
 
     def __init__(
@@ -116,7 +118,8 @@ def _name(function: OnEvent) -> str:
 
 
 class Listeners:
-    """All that hear a run in this process: on_event, and callbacks that are objects, each in its own thread.
+    """All listeners of a run in this process: on_event, and callbacks that are objects, each in its own
+    thread.
 
     ``wants_stop`` is set when one of the callbacks asks to stop the training.
     """
@@ -134,5 +137,5 @@ class Listeners:
         ]
 
     def problems(self) -> list[Diagnostic]:
-        """Return what went wrong in them."""
+        """Return the listeners' errors."""
         return [listener.problem for listener in self._listeners if listener.problem is not None]

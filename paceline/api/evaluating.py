@@ -35,7 +35,7 @@ class Evaluation:
 
     - ``step``: of a run's checkpoint
     - ``loss``: the mean of -log p over the ``tokens`` with loss
-    - ``scores``: what else was measured, by name: metrics of answers, rows skipped and truncated
+    - ``scores``: other values by name: metrics of answers, rows skipped and truncated
 
     Losses are None where only answers were requested.
     """
@@ -78,10 +78,11 @@ def evaluate(
 ) -> list[Evaluation]:
     """Return the losses of models over rows, and the metrics of their answers.
 
-    ``models``: runs, checkpoints or Hugging Face folders; ``checkpoints``: which of a run's (result, latest,
-    best, all, step-N). ``data``: a path, or rows as ``train`` takes them. ``metrics``: names, or imported
-    functions of (answer, expected). ``samples``: answers a row, for pass@k. ``judge``: a model that scores
-    the answers. ``overrides``: keys of data, generation and model, e.g. ``{"generation.temperature": 0.7}``.
+    ``models``: runs, checkpoints or Hugging Face folders; ``checkpoints``: those of a run to use (result,
+    latest, best, all, step-N). ``data``: a path, or rows as ``train`` takes them. ``metrics``: names, or
+    imported functions of (answer, expected). ``samples``: answers a row, for pass@k. ``judge``: a model that
+    scores the answers. ``overrides``: keys of data, generation and model, e.g. ``{"generation.temperature":
+    0.7}``.
     ``nproc``: processes, one a GPU if None; every row counts once on any number of them. ``strategy``:
     copies; or tp or fsdp: the processes share one model, which is larger than a card. Raises ConfigError,
     DataError, and PacelineError if a process fails.
@@ -123,8 +124,8 @@ def generate(
     """Return the model's answer to each prompt, in order.
 
     ``model``: a run, one of its checkpoints, or a Hugging Face folder. A prompt is a text, which becomes a
-    user's message behind ``system``, or a whole conversation. What is not given is as the run's
-    ``generation:`` section has it; temperature 0 is greedy. Raises ConfigError.
+    user message after ``system``, or a whole conversation. Options that are not given come from the run's
+    ``generation:`` section; temperature 0 is greedy. Raises ConfigError.
     """
     from paceline.evaluation.open_run import opened
     from paceline.evaluation.prompts import prompts_of
@@ -170,7 +171,7 @@ def job_files(job: JsonObject) -> Iterator[tuple[str, str]]:
 
 
 def _report(verb: str, job: JsonObject, quiet: bool) -> JsonObject:
-    """Run a job to its end and return its report, or raise what ended it."""
+    """Run a job to its end and return its report, or raise its error."""
     with job_files(job) as (file, report):
         argv = module_argv("paceline.evaluation.main", verb, file, report)
         environ = {**os.environ, **import_path(os.environ)}

@@ -1,4 +1,4 @@
-"""Plans and runs as HTML for notebooks: small tables, a curve as SVG; every text of others is escaped."""
+"""Plans and runs as HTML for notebooks: small tables, a curve as SVG; all external text is escaped."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A plan with what was found on the way.
+    """A plan with its warnings and forecast.
 
     - ``plan``: every decision with its reason
     - ``warnings``: findings that do not stop a start
-    - ``forecast``: memory and speed by layout, or None where the hardware is not known well enough
+    - ``forecast``: memory and speed by layout, or None if too little is known about the hardware
 
     ``str`` is what ``paceline plan`` prints.
     """

@@ -37,13 +37,13 @@ _ALONE = {
 
 
 class _NoLosses(Exception):
-    """A program that did not come to its losses, with the reason."""
+    """A program failed before it reported losses, with the reason."""
 
 
 def prove(migration: MigratedFolder, python: Path) -> Iterator[PeerProof]:
     """Yield the proof of each job that was imported; ``python``: of the other program's environment.
 
-    Nothing of the person's folder runs: both programs train a small sibling, made here, on rows made here.
+    Nothing in the user's folder runs: both programs train a shrunken model on rows, both generated here.
     """
     systems = {name: system for system, name in NAMES.items()}
     for job in migration.jobs:
@@ -130,7 +130,7 @@ def _ours(task: PeerTask, folder: Path) -> list[float]:
 
 
 def _run(argv: list[str], folder: Path, more: dict[str, str]) -> None:
-    """Run a program to its end. Raises _NoLosses with the end of what it says."""
+    """Run a program to its end. Raises _NoLosses with the end of its output."""
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | _ALONE | more
     try:
         ended = subprocess.run(

@@ -64,11 +64,11 @@ def export(
 
     - ``checkpoint``: latest, best, step-N, or the one that the run's result names
     - ``dtype``: float32, bfloat16 or float16
-    - ``role``: which model of the run
+    - ``role``: the model of the run to export
     - ``merge``: merge an adapter into its base
     - ``overwrite``: replace a folder that is not empty
     - ``exporters``: names or functions of the folder, in place of the run's training.exporters
-    - ``max_shard_size``: of a file of weights (500MB, 2GiB)
+    - ``max_shard_size``: largest weight file (500MB, 2GiB)
 
     Raises ConfigError and CheckpointError.
     """
@@ -114,7 +114,7 @@ class Run:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan that the run went by. Raises ConfigError if it is missing or another version wrote it."""
+        """The run's plan. Raises ConfigError if it is missing or another version wrote it."""
         from paceline.plan.plan import Plan
 
         try:
@@ -144,7 +144,8 @@ class Run:
     @property
     def outcome(self) -> str:
         """``completed``, ``early_stopped``, ``stopped``, ``failed``, ``running`` (also while it starts), or
-        ``vanished``: its processes are gone and wrote no end. The page's state, ``paceline watch``.
+        ``vanished``: its processes are gone and wrote no result. This is the state on the page of ``paceline
+        watch``.
         """
         state = as_object(glance(self._dir)["state"])["name"]
         return "running" if state in LIVE else str(state)
@@ -155,7 +156,7 @@ class Run:
 
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """What the run has reported: warnings, notes and errors of all attempts, each once."""
+        """The run's warnings, notes and errors of all attempts, each once."""
         findings: dict[str, Diagnostic] = {
             event.diagnostic.render(): event.diagnostic
             for event in self.events()

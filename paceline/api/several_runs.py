@@ -1,4 +1,4 @@
-"""Several runs: those of a sweep, a table of them, what two configs differ in, where two trainings part."""
+"""Several runs: sweeps, tables, differences of two configs, and the step at which two trainings diverge."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RunFacts:
 
 
 def _measured(run: Run, metric: str) -> list[float]:
-    """Return what the run's evaluations measured by ``metric``."""
+    """Return the run's evaluation values of ``metric``."""
     return [e.metrics[metric] for e in run.history.evals.values() if metric in e.metrics]
 
 
@@ -118,9 +118,9 @@ def _config(run: Run) -> JsonObject:
 
 
 def parted(first: Run, second: Run) -> dict[str, int | None]:
-    """Return the first common step at which two runs had other rows, another learning rate, another loss.
+    """Return the first common step at which two runs differ in rows, learning rate or loss.
 
-    None: at no common step.
+    None if they never differ.
     """
     steps: dict[str, int | None] = dict.fromkeys(("rows", "learning rate", "loss"))
     for step in sorted(first.history.steps.keys() & second.history.steps.keys()):
@@ -137,7 +137,7 @@ def parted(first: Run, second: Run) -> dict[str, int | None]:
 
 
 def comparison(first: Run, second: Run) -> str:
-    """Return what two runs differ in as text."""
+    """Return the differences of two runs as text."""
     lines = [table([RunFacts.of(run, str(run.path)) for run in (first, second)]), ""]
     differing = config_differences(first, second)
     lines.append("config" if differing else "config      no difference")
@@ -161,8 +161,8 @@ _LONGEST = 120
 
 @dataclass(frozen=True)
 class SweepRun:
-    """One run: its settings as ``key=value``, and what is left to do: train, resume, again
-    (it left no checkpoint) or nothing (done)."""
+    """One run: its settings as ``key=value``, and what to do: train, resume, again (it left no checkpoint) or
+    nothing (done)."""
 
     name: str
     path: Path
@@ -225,7 +225,7 @@ def planned_runs(config: Path, arguments: Sequence[str], folder: Path) -> list[S
 
 
 def values_of(setting: str) -> tuple[str, list[str]]:
-    """Return (key, values) of ``key=a,b,c``; commas within brackets and braces separate nothing."""
+    """Return (key, values) of ``key=a,b,c``; commas inside brackets and braces do not separate."""
     key, equals, text = setting.partition("=")
     if not key or not equals or not text:
         raise bad_argument(

@@ -75,8 +75,8 @@ def train(
     - ``quiet``: prints nothing
 
     Started once, it starts the run's ranks; in a process of torchrun, srun or another launcher it becomes one
-    rank, and returns on each. A run directory that holds a run is never overwritten unasked: a second call
-    raises ConfigError (``run.exists``), with ``resume="latest"`` it goes on.
+    rank, and returns on each. A run directory that holds a run is never overwritten by default: a second call
+    raises ConfigError (``run.exists``), and with ``resume="latest"`` it continues.
 
     Raises ConfigError before anything is started, PacelineError with the run's diagnostics when it fails, and
     KeyboardInterrupt when it was interrupted twice.
@@ -108,7 +108,7 @@ def _named(part: Part | None, argument: str) -> str | None:
 
 
 def _all_ranks(source: ConfigSource, hearing: Listeners, quiet: bool) -> Run:
-    """Check, plan, start this node's ranks and wait for them: what ``paceline train`` does."""
+    """Check, plan, start this node's ranks and wait for them: as ``paceline train`` does."""
     from paceline.launch.prediction_ledger import before_training
     from paceline.launch.start_run import check_run
 
@@ -136,7 +136,7 @@ def start_ranks(ready: CheckedRun, quiet: bool, requests_stop: Callable[[], bool
 
 
 def _one_rank(source: ConfigSource, nproc: int | None, hearing: Listeners, quiet: bool) -> Run:
-    """Be the rank that a launcher has started this process as: its work is done by a child."""
+    """Run as the rank for which a launcher started this process; a child does the work."""
     from paceline.launch.start_run import outside_arguments
     from paceline.launch.supervision.child_rank import run_beneath
 
@@ -161,7 +161,7 @@ def _one_rank(source: ConfigSource, nproc: int | None, hearing: Listeners, quiet
 
 
 def _ended(run: RunDir, code: int, finding: Diagnostic | None, problems: Iterable[Diagnostic]) -> Run:
-    """Return the run, or raise what ended it."""
+    """Return the run, or raise the error that ended it."""
     _print(problems)
     if code == ExitCode.STOPPED and finding is not None:
         raise BusyError(finding)
@@ -177,7 +177,7 @@ def _ended(run: RunDir, code: int, finding: Diagnostic | None, problems: Iterabl
 
 
 def _recorded(run: RunDir) -> tuple[Diagnostic, ...]:
-    """Return the errors that the run directory tells of: those of the result, else of the launcher."""
+    """Return the errors in the run directory: those of the result, else of the launcher."""
     for path, key in ((run.result_json, "diagnostics"), (run.exits(), "cause")):
         try:
             value = json.loads(read_run_file(path)).get(key)

@@ -41,8 +41,8 @@ def verify(
     """Train a small version of the model under the chosen strategy and under a reference, and compare them.
 
     ``against``: single, ddp or fsdp; ``probe``: also split one global batch in several ways; ``to``: keep the
-    runs and ``verify.json`` there. The answer is what ``verify.json`` holds: ``agrees``, and the differences
-    of each step. Raises ConfigError, and PacelineError if a run fails.
+    runs and ``verify.json`` there. Returns the content of ``verify.json``: ``agrees``, and the differences of
+    each step. Raises ConfigError, and PacelineError if a run fails.
     """
     source = source_of(config, overrides).with_overrides({"launch.nproc": nproc})
     kept = None if to is None else Path(to)
@@ -59,7 +59,7 @@ def verified(
     report: Report = lambda text: None,
     warn: Warn = lambda found: None,
 ) -> VerifyReport:
-    """Verify a config that has been loaded; ``report`` gets what is found as text, ``warn`` the findings."""
+    """Verify a loaded config; ``report`` gets the results as text, ``warn`` the findings."""
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as scratch:
         folder = to.absolute() if to else Path(scratch)
         with written_for(folder):

@@ -43,8 +43,8 @@ def _kept(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def join_folders(kept: Mapping[str, bytes], others: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return ``others`` beside the files ``kept`` of another folder, whose tokenizer stays only where the
-    others have none: files of two tokenizers are none.
+    """Join ``others`` with the files ``kept`` of another folder; that folder's tokenizer stays only if the
+    others have none, since two tokenizers must not mix.
     """
     replaced = any(_OF_TOKENIZER.fullmatch(name) for name in others)
     return {n: data for n, data in kept.items() if not (replaced and _OF_TOKENIZER.fullmatch(n))} | {**others}

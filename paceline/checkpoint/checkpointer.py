@@ -1,6 +1,6 @@
 """Publishing a checkpoint (contract 5): stage, write, fsync, hash, agree, manifest, rename, ``latest``.
 
-Beside training a snapshot is taken while the loop waits, and a thread does the rest.
+An asynchronous save takes a snapshot while the loop waits, and a thread does the rest.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SaveCost:
 
 
 class _Opened(TypedDict):
-    """What rank 0 says of a fresh staging folder."""
+    """Rank 0's message about a new staging folder."""
 
     folder: str
     nonce: str
@@ -67,8 +67,8 @@ class Checkpointer:
     """Save checkpoints of one run; keep the newest ``keep`` (None: all), each whose step is a multiple of
     ``every``, and the protected one.
 
-    ``disks``: which ranks see the same run directory; without, all do. ``crash`` is called with the name of
-    each point where a kill can happen; tests raise there.
+    ``disks``: the ranks that share each run directory (None: all share one). ``crash`` is called with the
+    name of each point where a kill can happen; tests raise there.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class Checkpointer:
         Every rank passes its own shards (possibly none); ``state`` and ``files`` are rank 0's. On return the
         checkpoint is complete and durable. Raises the same CheckpointError on every rank if any rank fails
         (the error of the first failing rank). Staged files are then removed; published checkpoints stay as
-        they are. Where a rank is lost, another error; what it leaves goes with the next save. A checkpoint
-        that is published stays, whatever fails after that.
+        they are. A lost rank raises another error; the next save removes its leftovers. A published
+        checkpoint stays, whatever fails later.
         """
         return self.publish(step, lambda: contents_of(self._world.rank, shards, state, files))
 
     def publish(self, step: int, take: Callable[[], Contents]) -> Path:
-        """As ``save``, of what ``take`` returns on each rank; its error is one of the save."""
+        """Save the result of ``take`` on each rank; its error counts as an error of the save."""
         began = time.perf_counter()
         taken: list[Contents] = []
 
@@ -171,7 +171,7 @@ class Checkpointer:
         return on_all_ranks(self._world, work, self._run.checkpoints, "the checkpoint could not be written")
 
     def _opened(self, step: int, num_bytes: int, earlier: list[CheckpointFolder]) -> Stage:
-        """Return the staging folder that rank 0 opens; ``earlier`` gets the checkpoints that are there."""
+        """Return the staging folder that rank 0 opens; ``earlier`` gets the existing checkpoints."""
         final = self._run.checkpoint(step)
 
         def open_it() -> _Opened | None:
@@ -224,8 +224,8 @@ class AsyncSaveResult:
 class AsyncCheckpointer:
     """Hash and write checkpoints in a thread, one at a time.
 
-    ``checkpointer`` must meet the other ranks without collectives (``process_group.store_barrier``), since
-    its saves run while training's own do.
+    ``checkpointer`` must exchange values with other ranks without collectives
+    (``background_exchange.StoreRanks``), since a save runs beside training's own collectives.
     """
 
     def __init__(self, checkpointer: Checkpointer, ranks: CheckpointWorld, device: torch.device) -> None:
@@ -237,7 +237,7 @@ class AsyncCheckpointer:
 
     @property
     def is_running(self) -> bool:
-        """Whether a save was started whose end has not been asked for; alike on all ranks."""
+        """Whether a save was started and not yet ended by ``end``; equal on all ranks."""
         return self._running is not None
 
     @property
@@ -248,10 +248,10 @@ class AsyncCheckpointer:
     def start(
         self, step: int, shards: Iterable[Shard], state: Mapping[str, Json], files: Mapping[str, bytes]
     ) -> None:
-        """Take a snapshot and begin to save it. Collective, as exports are; the last save has ended.
+        """Take a snapshot and start to save it. Collective; the previous save must have ended.
 
-        An error on this rank is one of the save: ``end`` raises it, on all ranks. Without memory for a
-        snapshot this rank writes its part before it returns, and says so.
+        An error on this rank is an error of the save: ``end`` raises it on all ranks. Without memory for a
+        snapshot this rank writes its part before it returns, and adds a note.
         """
         assert self._running is None, "one save at a time"
         began = time.perf_counter()
@@ -290,7 +290,8 @@ class AsyncCheckpointer:
     def _taken(
         self, shards: Iterable[Shard], state: Mapping[str, Json], files: Mapping[str, bytes]
     ) -> tuple[Callable[[], Contents], bool]:
-        """Return what gives the contents (or raises why there are none), and whether they are a copy."""
+        """Return a function that returns the contents (or raises their error), and whether they are a
+        copy."""
         try:
             contents = contents_of(self._rank, shards, state, files)
         except Exception as exc:
@@ -328,8 +329,8 @@ def _raise(error: Exception) -> NoReturn:
 
 
 class SnapshotMemory:
-    """Host memory for one rank's tensors, in the order of its file. It is allocated and touched once; each
-    later snapshot that is not larger reuses it. Pinned where copies from ``device`` are faster then.
+    """Host memory for one rank's tensors, in the order of its file. It is allocated and touched once; later
+    snapshots that are not larger reuse it. It is pinned if that makes copies from ``device`` faster.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -363,7 +364,7 @@ class SnapshotMemory:
 
 
 def allocate_host(num_bytes: int, *, pinned: bool) -> Tensor:
-    """Return uint8 [num_bytes], apart from the memory that training allocates and frees."""
+    """Return uint8 [num_bytes], outside of the memory pool of training."""
     if pinned:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     memory = mmap.mmap(-1, num_bytes)

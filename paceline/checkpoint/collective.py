@@ -1,4 +1,4 @@
-"""Work that all ranks do, with one answer: an error on one rank is the same error on all."""
+"""Run work on all ranks with one outcome: an error on one rank is raised on all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SingleRank:
 
 
 class _Answer(TypedDict, Generic[T], total=False):
-    """What one rank's part came to: a result, or errors."""
+    """One rank's outcome: a result, or errors."""
 
     ok: T
     errors: list[JsonObject]
@@ -49,8 +49,8 @@ class _Answer(TypedDict, Generic[T], total=False):
 def on_all_ranks(ranks: CheckpointWorld, work: Callable[[], T], where: Path, failed: str) -> list[T]:
     """Run ``work`` on all ranks, return all results. Collective.
 
-    An error on one (the first rank that fails) is raised on all, as CheckpointError. ``failed`` says what
-    could not be done, for an error without a message.
+    The error of the first rank that fails is raised on all, as CheckpointError. ``failed``: the message for
+    an error without one.
     """
     failure: Exception | None = None
     mine: _Answer[T]

@@ -95,7 +95,7 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
 def skipped(
     checkpoint: str, why: str, where: str, hint: str, problem: Diagnostic | None = None
 ) -> Diagnostic:
-    """Return the warning that a checkpoint is not taken; ``problem``: None for an incomplete one."""
+    """Return the warning that a checkpoint is skipped; ``problem``: None for an incomplete one."""
     return codes.RESUME_SKIPPED_INCOMPLETE(
         where,
         problem.found if problem is not None else "",

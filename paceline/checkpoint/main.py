@@ -55,7 +55,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 class _Report(Protocol):
-    """What was read of a checkpoint, and what is wrong with it."""
+    """The result of reading a checkpoint, and its errors."""
 
     @property
     def found(self) -> Sequence[Diagnostic]: ...
@@ -78,7 +78,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _verify_local(args: argparse.Namespace) -> Iterator[tuple[str, str, _Report]]:
-    """Yield (name, what a sound one is called, report) of each checkpoint, as it is read."""
+    """Yield (name, verdict for a sound one, report) of each checkpoint, as it is read."""
     from paceline.checkpoint.commands.verify import examine
 
     paths = _named(Path(args.run), args.checkpoint)
@@ -287,7 +287,7 @@ def _answer(args: argparse.Namespace, as_json: JsonObject, as_text: Callable[[],
 
 @contextmanager
 def _locked(run: RunDir) -> Iterator[None]:
-    """Hold the run's lock. Raises BusyError if the run is going on."""
+    """Hold the run's lock. Raises BusyError if the run is running."""
     try:
         with FileLock(run.lock, timeout=0):
             yield
@@ -308,7 +308,7 @@ def _one(path: Path) -> Path:
 
 
 def _on_disk(path: Path) -> None:
-    """Raise ConfigError for a URL, of which a path has one slash less."""
+    """Raise ConfigError for a URL, which became a path with one slash less."""
     scheme, colon, rest = str(path).partition(":/")
     if colon and scheme in STORES:
         problem, remedy = (

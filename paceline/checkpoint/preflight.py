@@ -1,8 +1,8 @@
-"""The checkpoint before a start: its bytes, if it is small, and object storage. No torch.
+"""Checks before a start: a small checkpoint's bytes, and object storage. No torch.
 
-``python -m paceline.checkpoint.preflight JOB ANSWER`` (``launch.child``); JOB says which check.
+``python -m paceline.checkpoint.preflight JOB ANSWER`` (``launch.child``); JOB selects the check.
 
-Object storage: may this run write there, and the checkpoint to resume from on this disk.
+For object storage: check that this run may write there, and download the checkpoint to resume from.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StartRequest(TypedDict):
 
 
 def check_object_storage(job: StartRequest) -> list[Diagnostic]:
-    """Return what was found, notes and errors."""
+    """Return notes and errors."""
     run, findings = RunDir.at(job["run"]), list[Diagnostic]()
     try:
         with written_for(run.root, job["access"]):
@@ -97,8 +97,8 @@ def _own_url(text: str, run: RunDir, job: StartRequest) -> Iterator[Diagnostic]:
 def check_bytes(job: Mapping[str, Any]) -> Iterable[Diagnostic]:
     """Verify the checkpoint before the ranks start; return its errors.
 
-    A large one takes as long to read as to load, so the ranks verify it, as they read it. Of ``several``
-    nodes the others may have what is missing here.
+    Reading a large one takes as long as loading it, so the ranks verify it while loading. With ``several``
+    nodes, others may have the files that are missing here.
     """
     try:
         find_checkpoint(job["checkpoint"], RunDir.at(job["run"]), most_bytes=BEFORE_BYTES)

@@ -20,7 +20,7 @@ WhichCheckpoint = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="WHICH",
-        help="latest, best or step-N; result is the one that the run's result names.",
+        help="latest, best or step-N; result is the checkpoint that the run's result names.",
     ),
 ]
 ModelRole = Annotated[str, typer.Option("--role", help="Which model of the run.")]
@@ -43,12 +43,12 @@ Exporter = Annotated[
     typer.Option(
         "--exporter",
         metavar="NAME",
-        help="Also: gguf, or your own as module:function; several times; none [training.exporters].",
+        help="Further formats: gguf, or your own as module:function; repeatable; none [training.exporters].",
     ),
 ]
 MaxShardSize = Annotated[
     str,
-    typer.Option("--max-shard-size", metavar="SIZE", help="Of a file of weights: 5GB, 500MB, 2GiB."),
+    typer.Option("--max-shard-size", metavar="SIZE", help="Largest weight file: 5GB, 500MB, 2GiB."),
 ]
 
 
@@ -56,9 +56,8 @@ MaxShardSize = Annotated[
 def listed(run: RunOrUrl, as_json: AsJson = False) -> None:
     """List a run's checkpoints: step, size, strategy, age, metric and verdict.
 
-    The verdict is `complete` where every file is there with its size, `verified` for the last one of which
-    every byte has been read and found sound, else what is wrong. At a URL it is what the last commit names:
-    `committed`.
+    The verdict is `complete` if every file is there with its size, `verified` for the last fully verified
+    one, else the error. At a URL the last commit's checkpoint is `committed`.
     """
     become(_MODULE, "list", run, *words(json=as_json))
 
@@ -74,7 +73,7 @@ def verify(
     """Read checkpoints whole: every hash, every tensor there, finite and of its shape.
 
     RUN may also be one checkpoint. At a URL every hash is compared as the bytes arrive, and nothing is kept;
-    numbers and shapes are not looked at. The exit code is 1 if one is not sound.
+    values and shapes are not checked. The exit code is 1 if one is not sound.
     """
     become(_MODULE, "verify", run, *words(checkpoint=checkpoint, json=as_json))
 
@@ -85,7 +84,7 @@ def diff(
     second: Annotated[Path, typer.Argument(metavar="SECOND", help="Another.")],
     as_json: AsJson = False,
 ) -> None:
-    """Say what differs between two checkpoints: tensors and how far they moved, and the state beside them."""
+    """Show what differs between two checkpoints: tensors, how far they moved, and the other state."""
     become(_MODULE, "diff", str(first), str(second), *words(json=as_json))
 
 
@@ -96,7 +95,9 @@ def average(
         typer.Argument(metavar="CHECKPOINT...", help="Checkpoints or runs; or one run with --last."),
     ],
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The Hugging Face folder to write.")],
-    last: Annotated[int | None, typer.Option(min=2, help="The last so many of one run.")] = None,
+    last: Annotated[
+        int | None, typer.Option(min=2, help="This many of one run's newest checkpoints.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="float32 (as trained), bfloat16 or float16.")] = "float32",
     role: Annotated[str, typer.Option(help="Which model of the runs.")] = "policy",
     merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base model.")] = False,
@@ -107,7 +108,7 @@ def average(
 ) -> None:
     """Write the mean of several checkpoints' weights as a Hugging Face folder, as export does.
 
-    Adapters are averaged as what they add to their base: the mean of N adapters of rank r has rank N x r.
+    An adapter's mean is that of its change to the base: the mean of N adapters of rank r has rank N x r.
     Adapters of different bases are refused.
     """
     options = words(to=to, dtype=dtype, role=role, last=last, merge=merge, overwrite=overwrite, json=as_json)
@@ -117,18 +118,20 @@ def average(
 @checkpoints.command()
 def prune(
     run: RunFolder,
-    keep: Annotated[int, typer.Option(min=1, help="Keep so many of the newest.")],
+    keep: Annotated[int, typer.Option(min=1, help="Keep this many of the newest.")],
     every: Annotated[
         int | None,
-        typer.Option(min=1, metavar="STEPS", help="Keep each whose step is a multiple of this, too."),
+        typer.Option(
+            min=1, metavar="STEPS", help="Also keep each checkpoint whose step is a multiple of this."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove old checkpoints of a run that is not running.
 
-    The best one stays, and the last verified one. One of those that stay is verified first, every byte of it;
-    damaged and incomplete ones are neither counted nor removed.
+    The best one stays, and the last verified one. First every byte of one that stays is verified; damaged and
+    incomplete ones are neither counted nor removed.
     """
     become(_MODULE, "prune", str(run), *words(keep=keep, every=every, dry_run=dry_run, json=as_json))
 
@@ -142,7 +145,7 @@ def fetch(
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="The run directory to bring it into.")],
     as_json: AsJson = False,
 ) -> None:
-    """Bring a checkpoint from object storage onto this disk, every block compared with its hash.
+    """Download a checkpoint from object storage, and compare every block with its hash.
 
     Without a step it is the newest. Export, verify and the other verbs then take DIR.
     """
@@ -152,7 +155,7 @@ def fetch(
 @checkpoints.command()
 def upload(
     run: RunFolder,
-    url: Annotated[str, typer.Argument(metavar="URL", help="The run's: s3://bucket/folder.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="The run's URL: s3://bucket/folder.")],
     checkpoint: Annotated[
         str, typer.Option(metavar="WHICH", help="latest, best or the name of one (step-00000500).")
     ] = "latest",
@@ -160,8 +163,8 @@ def upload(
 ) -> None:
     """Put a checkpoint of a run that is not running into object storage, as the run itself does.
 
-    For one that a stopped run had no time for. Every byte of it is verified first; a URL of another run, or
-    one that has a newer checkpoint, is refused, and nothing there is removed.
+    For a checkpoint that a stopped run had no time to upload. Every byte of it is verified first; a URL of
+    another run, or with a newer checkpoint, is refused, and nothing there is removed.
     """
     become(_MODULE, "upload", str(run), url, *words(checkpoint=checkpoint, json=as_json))
 
@@ -170,7 +173,9 @@ def upload(
 def convert(
     source: Annotated[
         Path,
-        typer.Argument(metavar="SOURCE", help="A foreign checkpoint's folder, or one of ours with --dcp."),
+        typer.Argument(
+            metavar="SOURCE", help="Another program's checkpoint folder, or one of ours with --dcp."
+        ),
     ],
     to: Annotated[
         Path,
@@ -183,7 +188,7 @@ def convert(
         ),
     ] = None,
     step: Annotated[
-        int | None, typer.Option(min=0, help="The finished steps, if the checkpoint does not know them.")
+        int | None, typer.Option(min=0, help="The finished steps, if the checkpoint does not record them.")
     ] = None,
     weights_only: Annotated[
         bool, typer.Option("--weights-only", help="Leave the optimizer's state out.")
@@ -202,12 +207,12 @@ def convert(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a checkpoint of ours of another program's: `paceline train --resume DIR` goes on from it.
+    """Convert another program's checkpoint to one that `paceline train --resume DIR` continues from.
 
     SOURCE is a checkpoint-* folder of Transformers, TRL or LLaMA-Factory; a folder of
     torch.distributed.checkpoint, also Accelerate's pytorch_model_fsdp_0; or DeepSpeed's global_step*, also a
-    universal one. Pickles are read without running
-    anything of them, in a process that can open no file and no connection. What is not brought over is said.
+    universal one. Pickles are read without running their code, in a process that can open no file and no
+    connection. The report lists what is lost.
     """
     options = words(to=to, model=model, step=step, weights_only=weights_only, dcp=dcp, json=as_json)
     become(_MODULE, "convert", str(source), *options, *words(overwrite=overwrite))
@@ -225,7 +230,9 @@ def export(
     merge: MergeAdapter = False,
     model: Annotated[
         str | None,
-        typer.Option(metavar="BASE", help="Of another program's adapter: its base [default: what it names]."),
+        typer.Option(
+            metavar="BASE", help="The base model of another program's adapter [default: the one it names]."
+        ),
     ] = None,
     gguf: AlsoGguf = False,
     exporter: Exporter = None,
@@ -236,9 +243,9 @@ def export(
 ) -> None:
     """Write a run's model as a Hugging Face folder that from_pretrained loads.
 
-    RUN may also be one checkpoint; what a URL names is brought into a folder beside DIR, which is removed
-    after. A run with a lora section becomes peft's adapter folder, or with --merge a whole model. Another
-    program's adapter folder can be RUN, too: --merge adds it to its base model.
+    RUN may also be one checkpoint; a URL's checkpoint is downloaded into a temporary folder next to DIR. A
+    run with a lora section becomes peft's adapter folder, or with --merge a whole model. Another program's
+    adapter folder can be RUN, too: --merge adds it to its base model.
     """
     options = words(to=to, dtype=dtype, checkpoint=checkpoint, role=role, max_shard_size=max_shard_size)
     flags = words(model=model, exporter=exporter, merge=merge, gguf=gguf, overwrite=overwrite)
@@ -262,7 +269,7 @@ def push(
         bool, typer.Option("--overwrite", help="Replace the files of a repository that is not empty.")
     ] = False,
 ) -> None:
-    """Push a run's model to the Hugging Face hub, in one commit, with a model card of the run's facts.
+    """Push a run's model to the Hugging Face hub, in one commit, with a model card that describes the run.
 
     RUN may also be one checkpoint. The card says base, data, algorithm, settings, losses and plan; no secrets
     and no local paths. Needs a login: hf auth login, or HF_TOKEN.

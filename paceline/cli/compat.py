@@ -89,7 +89,7 @@ def from_llamafactory(arguments: Sequence[str], environ: Mapping[str, str]) -> F
 
 
 def _checked(command: Command) -> None:
-    """Raise ConfigError for main.py's own flags among them, and for a run that would not train."""
+    """Raise ConfigError for a command line that also has main.py's own flags, or that would not train."""
     names = {*command.data, *(["config"] if command.config else [])}
     mixed = [name for name in _OURS if name in names]
     if mixed:
@@ -127,7 +127,7 @@ def _name(word: str) -> str:
 
 
 def _kept(text: str, folder: Path) -> Path:
-    """Write the YAML under a name of its content, once whole; ranks that write it at once do no harm."""
+    """Write the YAML under a name made from its content, atomically, so that ranks may write it at once."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"llamafactory-{hashlib.sha256(text.encode()).hexdigest()[:16]}.yaml"
     with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False, encoding="utf-8") as part:
@@ -284,7 +284,7 @@ def prepare_datasets_command(
 
 
 def with_its_file(words: Sequence[str]) -> list[str]:
-    """Return main.py's words with `--deepspeed ds.json`, as Transformers has it, as `--deepspeed_config`."""
+    """Return main.py's words with Transformers' `--deepspeed ds.json` replaced by `--deepspeed_config`."""
     arguments: list[str] = []
     for word, after in zip(words, [*words[1:], ""], strict=False):
         flag, equals, value = word.partition("=")
@@ -345,7 +345,7 @@ def _run(command: Callable[..., Any], name: str) -> None:
 
 
 def in_words_of(name: str, finding: Diagnostic) -> Diagnostic:
-    """Return ``finding`` with the option names that script ``name`` has.
+    """Return ``finding`` with the option names of script ``name``.
 
     Neither script has ``--verbose``, so it becomes its variable. main.py has no options for the numbers of
     processes and nodes, so they become config keys or a torchrun command.

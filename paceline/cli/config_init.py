@@ -18,7 +18,7 @@ from paceline.core.plugins.tables import ALGORITHMS
 
 @dataclass(frozen=True)
 class InitQuestion:
-    """What is asked for: our key, the question, and the answer when nothing is typed ("": there is none)."""
+    """A question: our key, its text, and the default answer ("": none)."""
 
     key: str
     text: str
@@ -47,7 +47,7 @@ _UNSET = ("lora.r", "launch.nproc")  # 0: the key is left out
 def init(to: Path, flags: Mapping[str, str]) -> None:
     """Write a new YAML from answers: the flags', else typed ones. Raises ConfigError.
 
-    With a closed or redirected stdin nothing is asked: defaults are taken, and what has none must be given.
+    With a closed or redirected stdin it asks nothing: defaults apply, and keys without one must be given.
     """
     if to.exists():
         raise ConfigError(codes.CLI_OPTION("the file exists already", str(to), str(to), "name another file"))
@@ -97,7 +97,7 @@ def _yaml(answers: Mapping[str, str]) -> str:
 
 
 def _value(answer: str) -> str:
-    """Numbers as they are; texts quoted where YAML needs it."""
+    """Return an answer as YAML: numbers unchanged, texts quoted if needed."""
     from paceline.config.yaml_text.scalars import parse_number
 
     return answer if parse_number(answer) is not None else scalar(answer)

@@ -36,7 +36,7 @@ def show(
     config: ConfigFile,
     overrides: Overrides = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="The effective config as JSON, without the places.")
+        bool, typer.Option("--json", help="The effective config as JSON, without the sources.")
     ] = False,
 ) -> None:
     """Print each effective value with the layer and file:line that set it."""
@@ -104,7 +104,7 @@ def import_(
         typer.Option(
             "--algorithm",
             help=(
-                "Of a file that names no trainer. TRL: sft, dpo, kto, reward, grpo, rloo;"
+                "For a file that names no trainer. TRL: sft, dpo, kto, reward, grpo, rloo;"
                 " ms-swift: sft, pt, rlhf."
             ),
         ),
@@ -119,7 +119,7 @@ def import_(
         bool, typer.Option("--all", help="Report every key, not only those that are not kept.")
     ] = False,
 ) -> None:
-    """Translate another system's config, its defaults written out, and say what becomes of each key."""
+    """Translate another system's config, write out its defaults, and report what becomes of each key."""
     import_file(file, context.args, system, algorithm, to, as_json=as_json, every=every)
 
 
@@ -133,11 +133,11 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Write it to this new file, and beside it the rows, rewards and first weights that it needs."
+            help="Write it to this new file, next to the rows, rewards and initial weights that it needs."
         ),
     ] = None,
 ) -> None:
-    """Print the effective config as another system's file; what it cannot say is listed at its end."""
+    """Print the effective config as another system's file; a list at its end shows what is lost."""
     from paceline.config.import_export.targets.export_config import JOB_FILES, export_config, export_text
 
     loaded = load(config, overrides)
@@ -149,7 +149,7 @@ def export(
     if output is None:
         typer.echo(text, nl=False)
         for name, content in files.items():
-            typer.echo(f"beside it, as {name} (--output writes both):\n{content}", err=True)
+            typer.echo(f"next to it, as {name} (--output writes both):\n{content}", err=True)
         return
     for name, content in {output.name: text, **files}.items():
         _write_new(output.parent / name, content, "--output")
@@ -157,7 +157,7 @@ def export(
 
 
 def _given(loaded: Loaded, to: str, output: Path | None) -> Given:
-    """Return what an export knows of this machine; with ``output`` rows and first weights are written."""
+    """Return an export's facts about this machine; with ``output`` also write rows and initial weights."""
     from paceline.config.import_export.targets.export_config import ROWS_WANTED, check_exportable
     from paceline.config.import_export.targets.given import Given
     from paceline.plan.features.precision import choose_precision
@@ -188,7 +188,7 @@ def _given(loaded: Loaded, to: str, output: Path | None) -> Given:
 
 
 def _hand_over(loaded: Loaded, to: str, rows: Path | None, model: Path | None) -> str:
-    """Write rows and first weights in a process of their own; return the rows' form."""
+    """Write rows and initial weights in a separate process; return the rows' format."""
     for made in filter(None, (rows, model)):
         if made.exists():
             remedy = "name another file, or remove this folder"
@@ -207,7 +207,7 @@ def _hand_over(loaded: Loaded, to: str, rows: Path | None, model: Path | None) -
 def init(
     to: Annotated[Path, typer.Argument(metavar="FILE", help="The new YAML file.")],
     answers: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Answers given here.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values that init then does not ask for.")
     ] = None,
     show_plan: Annotated[
         bool, typer.Option("--plan/--no-plan", help="Show the plan of the new file.")
@@ -305,10 +305,10 @@ def _show_data(
         typer.Option(help="Where the prepared data are kept [default: data.cache_dir, $PACELINE_CACHE]."),
     ] = None,
 ) -> None:
-    """Print rows with what carries loss in colour, or the totals of all data.
+    """Print rows with the tokens that carry loss in colour, or the totals of all data.
 
-    The totals are of the prepared data (lengths, share with loss, cut off, left out, duplicates, fields that
-    took no part); data that are not prepared yet are prepared first.
+    The totals are of the prepared data (lengths, share with loss, truncated, left out, duplicates, unused
+    fields); data that are not prepared yet are prepared first.
     """
     loaded = load(config, overrides or [])
     print_diagnostics(loaded.notes)

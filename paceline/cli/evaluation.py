@@ -1,4 +1,4 @@
-"""Verbs that ask trained models: ``paceline evaluate``, ``generate``, ``chat`` and ``serve``."""
+"""Verbs that run trained models: ``paceline evaluate``, ``generate``, ``chat`` and ``serve``."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ Columns = Annotated[
     ),
 ]
 RowFormat = Annotated[str, typer.Option("--format", help="Format of the rows, as data.train's.")]
-Split = Annotated[str, typer.Option(help="Split of a data set of several.")]
-MaxRows = Annotated[int | None, typer.Option(min=1, help="Read only so many rows.")]
+Split = Annotated[str, typer.Option(help="The split, if the data set has several.")]
+MaxRows = Annotated[int | None, typer.Option(min=1, help="Read at most this many rows.")]
 Nproc = Annotated[int | None, typer.Option(min=1, help="Processes [default: one a GPU, one on a CPU].")]
 Strategy = Annotated[
     str,
     typer.Option(
         help=(
             "How the processes hold the model: copies, or parts of one that is larger than a card: tp (heads"
-            " and columns are divided) or fsdp (layers are gathered one after the other)."
+            " and columns are divided) or fsdp (layers are gathered in turn)."
         )
     ),
 ]
@@ -67,7 +67,7 @@ Metrics = Annotated[
     ),
 ]
 Checkpoints = Annotated[
-    str, typer.Option(metavar="WHICH", help="Which of a run: result, latest, best, all or step-N.")
+    str, typer.Option(metavar="WHICH", help="Which checkpoint of a run: result, latest, best, all or step-N.")
 ]
 Losses = Annotated[bool, typer.Option(help="Compute loss, perplexity and token accuracy.")]
 Judge = Annotated[
@@ -75,7 +75,7 @@ Judge = Annotated[
 ]
 JudgePrompt = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="What the judge is shown, with {prompt} {expected} {answer}."),
+    typer.Option(metavar="FILE", help="The judge's prompt, with {prompt} {expected} {answer}."),
 ]
 LmEval = Annotated[
     str | None,
@@ -89,7 +89,7 @@ Picture = Annotated[
     Path | None,
     typer.Option(
         metavar="PNG",
-        help="Draw the numbers by checkpoint [default for several of a run: RUN/evaluation.png].",
+        help="Plot the metrics by checkpoint [default for several checkpoints: RUN/evaluation.png].",
     ),
 ]
 
@@ -153,7 +153,7 @@ def evaluate(
 
 
 def _check_rows(data: str | None, lm_eval: str | None, *, alone: bool) -> None:
-    """Raise ConfigError unless there is one source of rows; tasks of the harness stand alone."""
+    """Raise ConfigError unless there is one source of rows; the harness's tasks allow no other options."""
     if lm_eval is not None and (data is not None or not alone):
         both = "two commands, one of them with --data"
         raise ConfigError(
@@ -185,9 +185,11 @@ def _show(evaluations: Sequence[Evaluation], as_json: bool, to: Path | None) -> 
 def generate(
     subjects: Subjects,
     data: Annotated[str, _DATA],
-    to: Annotated[str, typer.Option("--to", metavar="OUT", help="The file to write, a JSON line an answer.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="OUT", help="The file to write, one JSON line per answer.")
+    ],
     checkpoint: Annotated[
-        str, typer.Option(metavar="WHICH", help="Which of a run: result, latest, best or step-N.")
+        str, typer.Option(metavar="WHICH", help="Which checkpoint of a run: result, latest, best or step-N.")
     ] = "result",
     samples: Samples = 1,
     seed: Seed = 0,
@@ -203,9 +205,9 @@ def generate(
 ) -> None:
     """Write a model's answers to the rows of a file.
 
-    Prompts are rendered as in training, with their tools. After a kill the same command continues;
-    the answers do not depend on the number of processes. A row that cannot be used is named before anything
-    is generated (data.on_bad_row=skip leaves such rows out).
+    Prompts are rendered as in training, with their tools. After a kill the same command continues; the
+    answers do not depend on the number of processes. A row that cannot be used is reported before anything is
+    generated (data.on_bad_row=skip leaves such rows out).
     """
     from paceline.api.evaluating import generated
 
@@ -293,7 +295,7 @@ def chat(
     strategy: Strategy = "copies",
     nproc: Nproc = None,
 ) -> None:
-    """Talk to what a run has trained. RUN may also be one checkpoint or an exported folder."""
+    """Chat with a run's model. RUN may also be one checkpoint or an exported folder."""
     options = words(
         prompt=prompt,
         system=system,
@@ -320,10 +322,10 @@ def serve(
     ] = None,
     dtype: Dtype = "float32",
 ) -> None:
-    """Serve what a run has trained, OpenAI-compatible, for this machine only and behind a key.
+    """Serve a run's model with OpenAI's API, on this machine only and with a key.
 
-    RUN may also be one checkpoint or a Hugging Face folder. What a request leaves open (temperature, top_p,
-    top_k, length) is as the run's generation section has it. Chat completions, completions, responses and
+    RUN may also be one checkpoint or a Hugging Face folder. Values missing in a request (temperature, top_p,
+    top_k, length) come from the run's generation section. Chat completions, completions, responses and
     models, as vLLM's server answers them; a conversation is rendered as training renders it.
     """
     missing = [package for package in ("starlette", "uvicorn") if find_spec(package) is None]

@@ -33,7 +33,7 @@ def rehearsed(options: LaunchOptions) -> LaunchOptions:
     """Return ``options`` with the processes that the surrounding launcher has started.
 
     Used by commands that start nothing (``plan``, ``--dry-run``). Exits all ranks but 0, which alone prints.
-    Raises ConfigError where the options ask for other processes.
+    Raises ConfigError if the options request another number of processes.
     """
     here = process_rank(os.environ)
     if here.size == 1 or drives_a_node(options):
@@ -55,7 +55,7 @@ def join(
 ) -> None:
     """Become one rank of the job when a launcher has started several processes; otherwise return.
 
-    Raises ConfigError when the command asks for processes of its own in each of them.
+    Raises ConfigError if the command would start further processes in each of them.
     """
     size = process_rank(os.environ).size
     if size == 1 or drives_a_node(options):
@@ -129,7 +129,7 @@ def refuse_own_processes(options: LaunchOptions, size: int) -> None:
 
 
 def _print_once(finding: Diagnostic) -> BaseException:
-    """Return ``finding`` as an error on rank 0, and a silent exit with the same code on the others.
+    """Return ``finding`` as an error on rank 0, and a silent exit with the same code on other ranks.
 
     The others wait a little before they exit, since a launcher kills all processes once one has exited.
     """

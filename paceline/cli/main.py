@@ -124,7 +124,7 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def _explain_keys(option: str, arguments: Sequence[str]) -> None:
-    """Tell who wrote a key of the config as an option, as Transformers' programs take them, how it is set."""
+    """Explain how to set a config key that was written as an option, as in Transformers' programs."""
     from paceline.config.keys.valid_keys import known_names
     from paceline.config.schema import SECTIONS
 

@@ -25,7 +25,8 @@ def migrate(
     prove: Annotated[
         bool,
         typer.Option(
-            "--prove", help="Train three steps of a small sibling by both programs, and compare the losses."
+            "--prove",
+            help="Train a shrunken copy for three steps with both programs, and compare the losses.",
         ),
     ] = False,
     python: Annotated[
@@ -37,7 +38,7 @@ def migrate(
     """Translate a folder of another program: scripts, configs, data descriptions, manifests.
 
     Reports file by file what is kept, what differs and what is lost, with our YAML and our command for each
-    job. Nothing of the folder is executed. Exit code 1: something that acts was lost.
+    job. Nothing of the folder is executed. Exit code 1: a setting that has an effect was lost.
     """
     from paceline.api.migrating import migrate as migrated
     from paceline.api.proving import prove as proven

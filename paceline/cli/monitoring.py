@@ -48,7 +48,7 @@ def runs(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the runs of a folder, or compare two: what their configs differ in, and where they part."""
+    """List the runs of a folder, or compare two: keys that differ, and the step where they diverge."""
     from paceline.api.run import Run
     from paceline.api.several_runs import (
         comparison,
@@ -118,7 +118,7 @@ def watch(
         count = len(runs.found())
         address = f"http://127.0.0.1:{server.getsockname()[1]}/?token={token}"
         typer.echo(f"{count} run{'s' if count != 1 else ''} in {folder}")
-        typer.echo(f"open {address}\nCtrl-C ends the page; the runs do not notice it")
+        typer.echo(f"open {address}\nCtrl-C ends the page; the runs continue")
         serve(runs, token, server)
 
 

@@ -252,7 +252,7 @@ def doctor(
 ) -> None:
     """Check this machine: devices as torch, the driver's tool and /dev see them, and how to fix problems.
 
-    Exit code: 0 if nothing stands in the way of a training, 1 if something does, 2 if RUN is no run.
+    Exit code: 0 if a training can run, 1 if a problem prevents it, 2 if RUN is no run.
     """
     from paceline.doctor import report
     from paceline.doctor.flights import run_findings

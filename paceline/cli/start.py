@@ -71,7 +71,7 @@ def start(
 
 
 def resuming_command(config_file: Path, overrides: Sequence[str], options: LaunchOptions) -> str:
-    """Return the command line that goes on with a run that was stopped."""
+    """Return the command line that resumes a stopped run."""
     kept = [override for override in overrides if not override.startswith("training.resume_from_checkpoint=")]
     keys = {**options.flags(), "training.resume_from_checkpoint": None}
     settings = [f"{key}={value}" for key, value in keys.items() if value is not None]
@@ -83,7 +83,7 @@ def resuming_command(config_file: Path, overrides: Sequence[str], options: Launc
 def _loaded(
     config_file: Path, overrides: Sequence[str], options: LaunchOptions, one_process: bool
 ) -> tuple[LaunchOptions, Loaded]:
-    """Return the options and the config; ``one_process`` is one where the config does not set how many."""
+    """Return the options and the config; ``one_process`` sets one process unless the config sets a number."""
     loaded = load_to_start(config_file, overrides, options.flags())
     if not one_process or loaded.config.launch.nproc is not None:
         return options, loaded

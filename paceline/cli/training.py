@@ -93,7 +93,8 @@ def train(
 
 
 def first_word(config: Path) -> None:
-    """Say on a terminal what begins, before the imports and checks that take a moment; a log has no need."""
+    """Print on a terminal that a run begins, since imports and checks take a moment; print nothing into a
+    log."""
     stream = terminal(sys.stderr)
     if stream.isatty():
         print(f"paceline {PACKAGE_VERSION}: {printable(str(config))} is read and checked ...", file=stream)
@@ -177,12 +178,12 @@ def sweep(
         typer.Option("--to", metavar="DIR", help="Folder of the runs [default: outputs/NAME-sweep]."),
     ] = None,
     nproc: Annotated[int | None, typer.Option(min=1, help="Processes of each run, as in train.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which runs there would be.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print which runs there would be.")] = False,
 ) -> None:
-    """Train once for each value of a key, one run after the other, and compare the runs.
+    """Train once for each value of a key, one run at a time, and compare the runs.
 
-    All configs are checked before the first run. The same command goes on: runs that are complete are not
-    repeated, stopped ones are resumed. A value with commas of its own is written in brackets, as a list.
+    All configs are checked before the first run. The same command continues a sweep: complete runs are not
+    repeated, stopped ones are resumed. Write a value that contains commas in brackets, as a list.
     """
     from paceline.api.several_runs import facts_below, planned_runs, table
 
@@ -215,5 +216,5 @@ def _demo(context: typer.Context) -> None:
 
 @bench.command(context_settings=PASSED_ON)
 def scaling(context: typer.Context) -> None:
-    """Throughput, memory and efficiency on 1, 2, … processes, as measured here."""
+    """Measure throughput, memory and efficiency on 1, 2, … processes of this machine."""
     become("paceline.demo.scaling", *context.args)

@@ -26,7 +26,7 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def trees(path: str | None, environ: Mapping[str, str]) -> list[tuple[str, Node]]:
-    """Return the YAML file and those that it extends, the lowest first, by name. Raises ConfigError."""
+    """Return the YAML file and the files that it extends, the lowest first, by name. Raises ConfigError."""
     if path is None:
         return []
     if wrong := no_config(path):

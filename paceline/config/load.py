@@ -128,7 +128,7 @@ def load_config(
 def _unreliable(
     problems: Sequence[Diagnostic], loaded: Loaded, top: Mapping[str, int], meant: Collector, first: Merged
 ) -> frozenset[str]:
-    """Return the keys in doubt, those that name a foreign file with something wrong in it among them."""
+    """Return the keys in doubt, including keys that name an invalid foreign file."""
     files = {
         Path(value).name: key
         for key, value in first.values.items()
@@ -145,7 +145,7 @@ def _layers(
     environ: Mapping[str, str],
     flags: tuple[Mapping[str, Json], str],
 ) -> tuple[list[Collector], list[Collector], list[Diagnostic], dict[str, int]]:
-    """Read each layer by itself, so that an error in one does not hide those of the others.
+    """Read each layer separately, so that an error in one does not hide errors in others.
 
     Collect the layers: the file, below it the files that it extends, and the other layers. Return them with
     all problems and the lines of the file's top keys.
@@ -192,7 +192,7 @@ def _layers(
 def _meant(collectors: Sequence[Collector], first: Merged) -> Collector:
     """Collect the values of unknown keys under the keys that they must mean, where those are not given.
 
-    Only what else is wrong is looked for with them: the unknown keys remain errors.
+    They only serve to find further errors: the unknown keys remain errors.
     """
     collected = Collector()
     for collector in collectors:

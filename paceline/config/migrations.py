@@ -1,4 +1,4 @@
-"""Versions of the config's schema, and what files of older ones mean today.
+"""Versions of the config's schema, and the conversion of older files.
 
 ``schema_version: N`` at the top of a YAML (or of a program's mapping) says which values and defaults it was
 written for. A file without it is of the newest version. A file of an older version is read as it was meant.
@@ -25,7 +25,7 @@ KEY = "schema_version"
 class ChangedValue:
     """Values of the key at ``path`` mean something else from this version on.
 
-    ``value``: an older file's value as it is written now; ``what``: what has changed, for the note.
+    ``value``: converts an older file's value; ``what``: the change, for the note.
     """
 
     path: str
@@ -63,7 +63,7 @@ def newest() -> int:
 def version_of(tree: Node, name: str) -> int | None:
     """Return the version that a file or mapping states; None if it states none.
 
-    Raises ConfigError for a newer one than this Paceline's, and for what is no version.
+    Raises ConfigError for a version newer than this Paceline's, and for an invalid one.
     """
     node = tree.children().get(KEY) if isinstance(tree.value, dict) else None
     if node is None:
@@ -92,7 +92,7 @@ def version_of(tree: Node, name: str) -> int | None:
 
 
 def migrated(entries: Sequence[Entry], version: int | None) -> tuple[list[Entry], list[Diagnostic]]:
-    """Return a file's settings as they are written today, with a note for each that has changed."""
+    """Return a file's settings in today's schema, with a note for each change."""
     today, notes = list(entries), list[Diagnostic]()
     for change in _since(version):
         for number, entry in enumerate(today):
@@ -104,8 +104,8 @@ def migrated(entries: Sequence[Entry], version: int | None) -> tuple[list[Entry]
 
 
 def older_defaults(version: int | None, set_keys: Sequence[str]) -> tuple[list[Entry], list[Diagnostic]]:
-    """Return the defaults that a file of ``version`` means where they have changed since, for the layer below
-    all others. Each that none of the keys ``set_keys`` replaces has a note.
+    """Return the defaults of ``version`` that have changed since, for the lowest layer. Each that
+    ``set_keys`` does not override has a note.
     """
     was: dict[str, ChangedDefault] = {}
     for change in _since(version):

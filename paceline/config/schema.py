@@ -179,7 +179,7 @@ def sections() -> Iterator[tuple[str, type[Section]]]:
 
 @cache
 def _homes() -> dict[str, tuple[str, ...]]:
-    """The sections of each key's name: a file may have thousands of keys to ask for."""
+    """Map each key's name to its sections, once, since a file may have thousands of keys."""
     homes: dict[str, tuple[str, ...]] = {}
     for path, model in sections():
         for name in model.model_fields:

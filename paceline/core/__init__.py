@@ -1,1 +1,1 @@
-"""What every room uses: errors, diagnostics, the registry, the run directory. Standard library only."""
+"""Shared basics: errors, diagnostics, the registry, the run directory. Standard library only."""

@@ -177,12 +177,12 @@ def errors(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 
 def render_all(diagnostics: Iterable[Diagnostic]) -> str:
-    """Return all findings as text, one after the other."""
+    """Return all findings as text, in order."""
     return "\n".join(d.render() for d in diagnostics)
 
 
 def print_diagnostics(diagnostics: Sequence[Diagnostic], rank: int, *, only_first: bool = False) -> None:
-    """Print diagnostics to stderr; with ``only_first`` on rank 0 only, for what every rank finds alike."""
+    """Print diagnostics to stderr; with ``only_first`` only on rank 0, for findings that all ranks share."""
     if only_first and rank != 0:
         return
     for diagnostic in diagnostics:

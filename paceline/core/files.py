@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def no_file(path: Path) -> str | None:
-    """Return what special file ``path`` is (``a FIFO``, …); None for a file, a folder or no entry.
+    """Return the kind of special file at ``path`` (``a FIFO``, …); None for a file, a folder or no entry.
 
     Follows links; never raises OSError.
     """
@@ -90,9 +90,9 @@ def read_text(path: Path) -> str:
 def open_run_file(path: Path) -> io.BufferedReader:
     """Open a file of a run directory for reading bytes: one in it, or in a folder of it.
 
-    Anybody may have made the directory (a shared disk, an archive). So no link is followed, neither for the
-    file nor for the folder: a report would show another's file. Raises OSError; FileNotFoundError also where
-    something else has the file's name: a FIFO, a link, a folder.
+    Anyone may have made the directory (a shared disk, an archive). So no link is followed, for the file or
+    the folder: otherwise a report could show a file from elsewhere. Raises OSError; FileNotFoundError also if
+    the name belongs to a FIFO, a link or a folder.
     """
     folder = path.parent
     for part in (path, folder) if folder.name in _RUN_FOLDERS else (path,):
@@ -109,8 +109,8 @@ def open_run_file(path: Path) -> io.BufferedReader:
 
 
 def written_from(file: io.BufferedReader, offset: int) -> int:
-    """Return where written bytes begin, at ``offset`` or later. The hole of a sparse file holds none, and
-    reading a terabyte of hole takes an hour.
+    """Return where written bytes begin, at ``offset`` or later. A hole of a sparse file has none, and reading
+    a terabyte of hole takes an hour.
     """
     number = file.fileno()
     here = os.lseek(number, 0, os.SEEK_CUR)
@@ -166,8 +166,7 @@ def not_writable(folder: Path) -> str | None:
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
     """Return the paths in ``folder`` that match ``pattern`` (as ``Path.glob``), sorted.
 
-    Empty where it is no folder or may not be read, also if it is deleted meanwhile: between ``is_dir`` and
-    ``glob`` it may be.
+    Empty if it is not a folder or not readable, also if it is deleted between ``is_dir`` and ``glob``.
     """
     try:
         return sorted(folder.glob(pattern))
@@ -188,7 +187,7 @@ _BEGIN, _MAX_BYTES = b"version https://git-lfs", 1024
 
 
 def pointers(files: Iterable[Path], where: str = "") -> Diagnostic | None:
-    """Return the error about those of ``files`` that are pointers, at ``where`` (the first of them)."""
+    """Return the error about pointers among ``files``, at ``where`` (default: the first)."""
     names = [str(file) for file in files if _is_pointer(file)]
     return codes.CORE_LFS_POINTER(where or names[0], ", ".join(names[:4])) if names else None
 

@@ -1,4 +1,4 @@
-"""The type of what is read from JSON or YAML, and of what is written as JSON."""
+"""Types of values read from JSON or YAML, and written as JSON."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def inner_object(outer: JsonObject, key: str) -> JsonObject:
 
 
 def put_at(outer: JsonObject, keys: Sequence[str], value: Json) -> None:
-    """Set the value at a path of keys. An object takes the place of what is none on the way."""
+    """Set the value at a path of keys. Other values on the way are replaced by objects."""
     for key in keys[:-1]:
         outer = inner_object(outer, key)
     outer[keys[-1]] = value

@@ -49,14 +49,14 @@ class RunDir:
         return self.events_dir / f"rank-{rank:05d}.events.jsonl"
 
     def flight(self, rank: int) -> Path:
-        """The last collectives of a rank that ended in a time-out, as torch's flight recorder has them."""
+        """The last collectives of a rank that ended in a time-out, from torch's flight recorder."""
         return self.events_dir / f"flight_{rank}.json"
 
     def heartbeat(self, rank: int) -> Path:
         return self.events_dir / f"rank-{rank:05d}.heartbeat"
 
     def exits(self, node_rank: int = 0) -> Path:
-        """How a node's ranks exited; written by that node's launcher."""
+        """The file with the exits of a node's ranks, written by that node's launcher."""
         return self.events_dir / ("exits.json" if node_rank == 0 else f"exits-node-{node_rank}.json")
 
     checkpoints = _PathInside("checkpoints")
@@ -68,7 +68,7 @@ class RunDir:
     latest = _PathInside("checkpoints/latest")
 
     def fetched(self, name: str) -> Path:
-        """Checkpoints that were brought down from another run's URL, ``name``, to resume from."""
+        """Checkpoints downloaded from another run's URL, ``name``, to resume from."""
         return self.root / "fetched" / name
 
     #: A name of this run that no other has, by which it claims a URL.

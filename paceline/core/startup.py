@@ -1,4 +1,4 @@
-"""Start fast: collect no garbage."""
+"""Start fast by not collecting garbage."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def nothing_collected() -> Iterator[None]:
     """Inside, Python collects no garbage; later collections skip the objects that exist at the end.
 
-    Modules and a plan are made to stay. A command that imports for half a second spends a sixth of it on
-    looking through them, half of that when it exits.
+    Modules and plans live long. A command that imports for half a second would spend a sixth of it on
+    collections, half of that at exit.
     """
     enabled = gc.isenabled()
     gc.disable()

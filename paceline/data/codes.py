@@ -1,4 +1,4 @@
-"""Codes of data: files, rows, templates, tokenizers, what is stored."""
+"""Codes of data: files, rows, templates, tokenizers, stored sets."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class StoredFile(TypedDict):
 
 
 class DataSetJson(TypedDict):
-    """A data set as the config that prepared it named it."""
+    """A data set, with its names in the config that prepared it."""
 
     path: str
     format: str

@@ -111,7 +111,7 @@ def recall(note: Path) -> JsonObject | None:
 
 
 def remember(note: Path, value: Mapping[str, Json]) -> None:
-    """Write a cached result atomically; errors are ignored, since a missing cache only costs time."""
+    """Write a cached result atomically; ignore errors, since a missing cache only costs time."""
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         staged = note.with_name(f"{note.name}.{os.getpid()}")

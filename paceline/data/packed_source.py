@@ -85,7 +85,8 @@ class PackedSource:
         return len(self.layout(epoch))
 
     def _known_epoch(self, epoch: int) -> int:
-        """Return an epoch with a cached layout: the number of bins depends on the lengths only."""
+        """Return ``epoch`` if its layout is cached, else any cached one: the number of bins depends only on
+        the lengths."""
         with self._lock:
             return epoch if epoch in self._layouts or not self._layouts else next(iter(self._layouts))
 
@@ -103,7 +104,7 @@ class PackedSource:
     def batch(self, epoch: int, positions: Sequence[int]) -> Batch:
         """Return the micro-batch at these positions of the epoch's order.
 
-        -1 or a position past the end is a filler row.
+        A position of -1 or past the end gives a filler row.
         """
         ids = self.document_ids(epoch, positions)
         # The complement: a token without loss

@@ -37,7 +37,7 @@ def best_fit_decreasing(lengths: NDArray[np.int32], seq_len: int, order: I64 | N
     """Pack into bins of at most ``seq_len`` tokens by best-fit decreasing (Johnson 1973).
 
     Documents of equal length are interchangeable, so all of one length are placed at once: a million
-    documents take well under a second. ``order`` (a permutation): which documents of one length come first.
+    documents take well under a second. ``order`` (a permutation) sorts documents of equal length.
     Raises DataError if a document does not fit.
     """
     num = len(lengths)

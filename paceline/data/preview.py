@@ -1,6 +1,6 @@
-"""``python -m paceline.data.preview --config-json FILE``: rows as the model gets them, or totals.
+"""``python -m paceline.data.preview --config-json FILE``: show rows as the model gets them, or totals.
 
-Tokens with loss are green on a terminal and stand between « and » elsewhere.
+Tokens with loss are green on a terminal and between « and » elsewhere.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class ShownPiece:
 @dataclass(frozen=True)
 class ShownDocument:
     """One document of a row: ``pieces`` in order; ``roles`` of its turns; ``cut``: tokens beyond max_length;
-    ``left_out``: fields that the chat template did not render; ``behind_end``: turns that stand behind the
-    end that was added to the last answer, so that the row is without them.
+    ``left_out``: fields that the chat template did not render; ``behind_end``: turns after the end token
+    added to the last answer, which the row therefore lacks.
     """
 
     pieces: tuple[ShownPiece, ...]
@@ -80,7 +80,7 @@ class ShownDocument:
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row with its documents, or the ``problems`` for which it is not used (reason, detail)."""
+    """A row with its documents, or the ``problems`` (reason, detail) that make it unusable."""
 
     number: int
     where: str
@@ -135,9 +135,9 @@ class Totals:
 
     - ``lengths``: int32, tokens of each document
     - ``duplicates``: documents that are equal to an earlier one
-    - ``not_read``: rows by the name of a field that took no part
-    - ``set_aside``: the same for fields that say nothing of the text
-    - ``in_a_row``: rows with several answers in a row
+    - ``not_read``: unused field → number of rows
+    - ``set_aside``: the same for metadata fields
+    - ``in_a_row``: number of rows with consecutive answers
     """
 
     rows: int
@@ -156,7 +156,7 @@ class Totals:
         return int(self.lengths.sum(dtype=np.int64))
 
     def to_json(self) -> JsonObject:
-        """Return the totals with quantiles of the lengths in place of all of them."""
+        """Return the totals as JSON, with quantiles in place of all lengths."""
         return {
             "rows": self.rows,
             "used": self.used,
@@ -210,7 +210,7 @@ def totals_of(prepared: Prepared) -> Totals:
 
 
 def meaning_of(reason: str) -> str:
-    """Return what a reason of ``problems.REASONS`` means."""
+    """Return the meaning of a reason of ``problems.REASONS``."""
     return REASONS[reason][1]
 
 

@@ -168,11 +168,11 @@ class TokenTable:
         return self.dataset[self.starts[:-1]]
 
     def room(self, seq_len: int) -> int:
-        """Return the tokens that a row has room for, where a document has at most ``seq_len``."""
+        """Return the capacity of a row in tokens, if a document has at most ``seq_len``."""
         return seq_len * self.group if self.group else max(seq_len, int(self.group_lengths.max(initial=0)))
 
     def documents_of(self, groups: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (documents of these groups, in their order; how many each of them has)."""
+        """Return (documents of these groups, in order; number of documents of each group)."""
         return members(self.starts, groups)
 
     @property
@@ -223,7 +223,7 @@ def starts_of(dataset: I32, row: NDArray[np.int64], group: int) -> NDArray[np.in
 def members(
     starts: NDArray[np.int64], groups: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (documents of ``groups``, in their order; how many each of them has)."""
+    """Return (documents of ``groups``, in order; number of documents of each group)."""
     counts = np.diff(starts)[groups]
     ends = np.cumsum(counts)
     within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)

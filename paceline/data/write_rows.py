@@ -1,4 +1,4 @@
-"""Rows of local data sets written anew, as TRL or axolotl reads them: what each row means here is kept."""
+"""Rewrite the rows of local data sets for TRL or axolotl, with the same meaning."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Row = Callable[[Sequence[Example]], JsonObject]
 
 
 def write_rows(config: Config, program: str, folder: Path) -> str:
-    """Write ``train.jsonl`` and, for ``data.eval``, ``test.jsonl`` to ``folder``; return the rows' form.
+    """Write ``train.jsonl`` and, for ``data.eval``, ``test.jsonl`` to ``folder``; return the rows' format.
 
-    The form is ``text``, ``completion`` (one answer, with loss), ``messages``, ``pairs``, ``labelled`` or
+    The format is ``text``, ``completion`` (one answer, with loss), ``messages``, ``pairs``, ``labelled`` or
     ``prompts``. Rows that training would refuse or skip are left out. Raises DataError.
     """
     sets, evals = sets_of(config.data)
@@ -49,7 +49,7 @@ def _examples(config: Config, sets: Iterable[LocatedDataset]) -> Iterator[tuple[
 
 
 def _form(config: Config, sets: Iterable[LocatedDataset]) -> str:
-    """Return the form that all rows have."""
+    """Return the common format of all rows."""
     kind = row_kind(algorithm_spec(config.training.algorithm).rows)
     if kind.answered:
         return "prompts"

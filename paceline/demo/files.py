@@ -79,7 +79,7 @@ def write_questions(path: Path, questions: Iterable[Question]) -> None:
 
 
 def conversations(questions: Iterable[Question]) -> str:
-    """Return the lines of such a file."""
+    """Return ``questions`` as conversations, one JSON line each."""
     rows = (
         [{"role": "user", "content": q.prompt}, {"role": "assistant", "content": q.answer}] for q in questions
     )

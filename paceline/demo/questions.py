@@ -154,7 +154,7 @@ def stuttered(answer: str, rng: random.Random) -> str:
 
 
 def _differing(answer: str, rng: random.Random) -> int | None:
-    """Return the index of a letter whose neighbour is another; None if there is none."""
+    """Return the index of a letter that differs from the next one; None if there is none."""
     indices = [i for i in range(len(answer) - 1) if answer[i] != answer[i + 1]]
     return rng.choice(indices) if indices else None
 

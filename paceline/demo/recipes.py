@@ -72,10 +72,10 @@ def _rollout(group: int) -> str:
 class AlgorithmDemo:
     """The parts of one algorithm's demo.
 
-    words           what is about to happen, for people
+    words           a description of the demo, for the terminal
     steps           optimizer steps that reach the goal
     data            (the demo's folder, start) -> lines of the section data
-    rows            (how many per step over all processes, at least on each, what they are)
+    rows            (number per step over all processes, minimum per process, name of the rows)
     values          learning rate, longest warmup, gradient norm, logging_steps
     settings        further lines of the section training
     measure         the numbers of the finished run
@@ -95,7 +95,8 @@ class AlgorithmDemo:
     has_questions: bool = True
 
     def lay(self, root: Path, start: HalfWay, seed: int) -> None:
-        """Write the data that the YAML reads, below the demo's folder; questions are the SFT demo's."""
+        """Write the data that the YAML reads, below the demo's folder; the questions are those of the SFT
+        demo."""
         if self.pairs:
             lay_pairs(root, start, seed, count=PAIRS * self.steps)
 

@@ -1,1 +1,1 @@
-"""``paceline doctor``: what this machine has for a training and what stands in its way. No torch."""
+"""``paceline doctor``: check this machine for training, and report problems. No torch."""

@@ -1,4 +1,4 @@
-"""Codes of what a look at the machine finds."""
+"""Codes of findings about the machine."""
 
 from __future__ import annotations
 

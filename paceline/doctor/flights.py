@@ -1,4 +1,4 @@
-"""The last collectives of a run's ranks side by side: who is behind, and who calls another one."""
+"""Compare the last collectives of a run's ranks: find ranks that are behind, and calls that differ."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_findings(run: RunDir) -> Iterator[Diagnostic]:
 
 
 def compare_flights(texts: dict[int, str]) -> list[str]:
-    """Return a line a group whose ranks are not at the same collective. ``texts``: dumps by rank."""
+    """Return a line for each group whose ranks are not at the same collective. ``texts``: dumps by rank."""
     lines = []
     for group, ranks in _by_group(texts).items():
         last = {rank: max(calls, default=0) for rank, calls in ranks.items()}
@@ -51,10 +51,10 @@ def compare_flights(texts: dict[int, str]) -> list[str]:
 
 
 def differing_calls(texts: dict[int, str]) -> list[str]:
-    """Return a line a group: the first collective that its ranks called with different arguments.
+    """Return a line for each group: the first collective that its ranks called with different arguments.
 
-    Compared as torch's own analyzer does (``torch.distributed.flight_recorder``): sizes of an all-to-all, of
-    a scatter's input and of a gather's output differ by rank rightly.
+    Compared as torch's own analyzer does (``torch.distributed.flight_recorder``): sizes of an all-to-all, a
+    scatter's input and a gather's output may differ by rank.
     """
     lines = []
     for group, ranks in _by_group(texts).items():
@@ -74,7 +74,7 @@ def differing_calls(texts: dict[int, str]) -> list[str]:
 
 
 def _by_group(texts: dict[int, str]) -> dict[str, dict[int, dict[int, str]]]:
-    """Return group → rank → number of a collective → what it was, in words."""
+    """Return group → rank → number of a collective → its description."""
     groups: dict[str, dict[int, dict[int, str]]] = {}
     for rank, text in texts.items():
         for entry in _entries(text):
@@ -87,7 +87,7 @@ def _by_group(texts: dict[int, str]) -> dict[str, dict[int, dict[int, str]]]:
 
 
 def _call(entry: JsonObject) -> str:
-    """Return operation, sizes and dtypes, of which only what must be equal on all ranks."""
+    """Return operation, sizes and dtypes, limited to those that must be equal on all ranks."""
     name = str(entry.get("profiling_name", "?")).split(":")[-1].split(" ")[0]
     parts = [name]
     for side, free in (("input", ("all_to_all", "scatter")), ("output", ("all_to_all", "gather"))):

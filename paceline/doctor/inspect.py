@@ -1,4 +1,4 @@
-"""What this machine has for a training: collected once, without torch in this process."""
+"""Collect facts about this machine once, without torch in this process."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _PEERS = ("nvidia-smi", "topo", "-p2p", "r")
 class Inspection:
     """The facts. Sizes in bytes; ``None``: unknown here.
 
-    - ``host_bytes``, ``cores``: what this process may use of the host
-    - ``memlock_bytes``: what it may lock
+    - ``host_bytes``, ``cores``: the host memory and cores that this process may use
+    - ``memlock_bytes``: the memory that it may lock
     - ``holders``: (pid, bytes, program) of processes that hold a card's memory now
     - ``pairs``: pairs of cards, and how many of them copy to each other directly
     - ``packages``: installed versions by name
-    - ``misfits``: those that were compiled for another torch
+    - ``misfits``: packages compiled for another torch
     """
 
     sights: ProbeResults
@@ -65,7 +65,7 @@ class Inspection:
 
 
 def inspect(environ: Mapping[str, str]) -> Inspection:
-    """Look at this machine. Starts the driver's tools, and torch where there is a device."""
+    """Inspect this machine. Starts the driver's tools, and torch if there is a device."""
     sights = look(environ)
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     return Inspection(
@@ -90,7 +90,7 @@ def inspect(environ: Mapping[str, str]) -> Inspection:
 
 
 def parse_holders(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Parse ``nvidia-smi --query-compute-apps``: (pid, bytes, program); 0 bytes where it is not told."""
+    """Parse ``nvidia-smi --query-compute-apps``: (pid, bytes, program); 0 bytes if unknown."""
     holders = []
     for line in text.splitlines():
         fields = [part.strip() for part in line.split(",", 2)]
@@ -101,7 +101,8 @@ def parse_holders(text: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def parse_pairs(text: str) -> tuple[int, int]:
-    """Parse ``nvidia-smi topo -p2p r``: (ordered pairs of cards, how many read each other directly)."""
+    """Parse ``nvidia-smi topo -p2p r``: (number of ordered pairs of cards, number that read each other
+    directly)."""
     pairs = direct = 0
     for line in text.splitlines():
         cells = line.split()
@@ -129,7 +130,7 @@ def _packages() -> dict[str, str]:
 
 
 def command_output(command: tuple[str, ...]) -> str:
-    """Return what a program prints; nothing without it, or if it fails or hangs."""
+    """Return a program's output; nothing if it is missing, fails or hangs."""
     program = shutil.which(command[0])
     if program is None:
         return ""

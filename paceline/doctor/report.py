@@ -1,4 +1,4 @@
-"""A look at the machine as text and as JSON."""
+"""The report on the machine as text and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDTH = 128  # head dim that the kernel is told for
 
 
 def text(seen: Inspection, problems: Sequence[Diagnostic]) -> str:
-    """Return the report: a line a fact, then the findings."""
+    """Return the report: one line per fact, then the findings."""
     lines = [f"{subject:<11}{fact}" for subject, fact in _facts(seen)]
     return "\n".join([*lines, render_all(problems) if problems else "no problems found"])
 
@@ -96,7 +96,7 @@ def _facts(seen: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def _in_use(seen: Inspection) -> Iterator[tuple[str, str]]:
-    """Return who holds memory of the cards now."""
+    """Return the processes that hold memory of the cards."""
     for pid, size, name in seen.holders:
         yield "in use", f"{size / GIB:.1f} GiB: {name} (pid {pid})"
     taken = sum(taken_bytes(device) for device in seen.choice.devices)
@@ -106,7 +106,7 @@ def _in_use(seen: Inspection) -> Iterator[tuple[str, str]]:
 
 
 def describe(device: ProbedDevice) -> str:
-    """Return a device in a line: name, memory, what of it is free."""
+    """Describe a device in one line: name, memory, free memory."""
     total = "memory unknown" if device.total_bytes is None else f"{device.total_bytes / GIB:.1f} GiB"
     free = "" if device.free_bytes is None else f", {device.free_bytes / GIB:.1f} GiB free now"
     able = f", compute capability {device.capability}" if device.capability else ""
@@ -137,7 +137,7 @@ _ONLY = "only torch.compile and Triton kernels need it"
 
 
 def findings(seen: Inspection) -> tuple[Diagnostic, ...]:
-    """Return everything that stands in a training's way (errors), slows it or may end it later (warnings)."""
+    """Return findings that prevent a training (errors), or slow it or may end it later (warnings)."""
     return tuple(check for one in (_torch, _devices, _system, _compiler) for check in one(seen))
 
 

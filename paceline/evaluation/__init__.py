@@ -1,1 +1,1 @@
-"""What trained models answer: ``evaluate`` and ``generate`` over rows of a file, ``chat``, and ``serve``."""
+"""Use of trained models: ``evaluate`` and ``generate`` over rows of a file, ``chat``, and ``serve``."""

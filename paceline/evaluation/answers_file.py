@@ -1,4 +1,4 @@
-"""Answers to the rows of a file, written to another: what was done before a kill is not done again."""
+"""Answers to the rows of a file, written to another one; after a kill, finished work is not repeated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paceline.evaluation.processes.work_folder import ANSWERS, COPIES, WorkFolde
 def generate_rows(job: EvaluationJob, notes: list[Diagnostic], report: Report) -> JsonObject:
     """Write the answers of one model to ``job.to``, a JSON line each in the order of the rows.
 
-    Unfinished work lies next to it in ``.NAME.partial``; the file appears when all rows are done. Raises
+    Unfinished work is kept next to it in ``.NAME.partial``; the file appears when all rows are done. Raises
     PacelineError.
     """
     assert job.to is not None
@@ -96,7 +96,7 @@ def _generated(
 
 
 def _lines(rows: FileRows, results: list[list[JsonObject]]) -> Iterator[JsonObject]:
-    """Yield a line an answer: number of the row (from 1), the row as read, and what was generated."""
+    """Yield one line per answer: the row's number (from 1), the row as read, and the answer."""
     for number, row, answers in zip(rows.numbers, rows.inputs, results, strict=True):
         for sample, answer in enumerate(answers):
             yield {
@@ -110,7 +110,7 @@ def _lines(rows: FileRows, results: list[list[JsonObject]]) -> Iterator[JsonObje
 
 
 def _identity(model: NamedModel, settings: WorkSettings, rows: FileRows) -> str:
-    """Return a digest of all that decides the answers, but for how many processes compute them."""
+    """Return a digest of everything that determines the answers, which excludes the number of processes."""
     digest = hashlib.sha256()
     for document in rows.documents:
         digest.update(document.tobytes() + b"|")
@@ -122,7 +122,8 @@ def _identity(model: NamedModel, settings: WorkSettings, rows: FileRows) -> str:
 
 
 def _begun(partial: Path, identity: str, job: EvaluationJob) -> WorkFolder:
-    """Return the folder of the work, with what an earlier process did of the same. Raises ConfigError."""
+    """Return the folder of the work, with the results of an earlier process for the same job. Raises
+    ConfigError."""
     mark = partial / "identity"
     if partial.is_dir() and (job.overwrite or not mark.is_file()):
         shutil.rmtree(partial)

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def talk(tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace, answered: Answered) -> None:
-    """Answer the one prompt of the options, or what standard input brings. Raises ConfigError."""
+    """Answer the prompt in the options, or each prompt from standard input. Raises ConfigError."""
     system = options.system or default_system(Path(options.run))
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     if options.prompt is None:
@@ -90,13 +90,14 @@ def answer_shared(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def seeds_of(options: argparse.Namespace) -> Iterator[int]:
-    """Return the seed of each answer's sampling noise: consecutive numbers, from the option or any."""
+    """Return the seed of each answer's sampling noise: consecutive numbers, from the option or a random
+    start."""
     # Halved: there is room to count up within 64 bits
     return itertools.count(torch.seed() >> 1 if options.seed is None else options.seed)
 
 
 def sampling_options(options: argparse.Namespace) -> Sampling:
-    """Return how the next token is chosen. Raises ConfigError."""
+    """Return the sampling settings. Raises ConfigError."""
     return sampling_of(Path(options.run), {name: getattr(options, name) for name in SAMPLING})
 
 

@@ -55,7 +55,7 @@ def compare(reference: RunDir, run: RunDir, kind: str) -> ComparedRuns:
 def differences(
     ours: CheckpointReader, theirs: CheckpointReader, kind: str
 ) -> tuple[LargestDifference, list[str]]:
-    """Return ({name, relative} of the tensor that differs most, names that only one of the two has)."""
+    """Return (name and relative difference of the tensor that differs most, names that only one run has)."""
     names, expected = ({n for n in reader.names() if n.kind == kind} for reader in (ours, theirs))
     norms: dict[TensorName, tuple[float, float]] = {}
     for name in sorted(names & expected, key=str):

@@ -1,4 +1,4 @@
-"""The rows of a file as tokens, in its order, and the settings by which processes compute them."""
+"""The rows of a file as tokens, in file order, and the settings for computing them."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class FileRows:
 
     documents  int32 tokens of each, coded as in ``data.token_table``: a token without loss as its complement
     numbers    its row in the file, from 0
-    facts      what a prompt's row holds beside the prompt (JSON objects as text)
+    facts      the other columns of a prompt's row (JSON objects as text)
     inputs     its row as read, where it is kept
-    special    the tokens that no written answer shows
+    special    tokens that generated text never shows
     """
 
     pad_id: int
@@ -117,7 +117,7 @@ _LONGEST = 1 << 24  # tokens of a prompt: the model's positions are what limits 
 
 
 def read_task(task: str, config: Config, notes: list[Diagnostic], *, keep_inputs: bool = False) -> FileRows:
-    """Read the rows of a file for a task: prompts may be as long as they like, short of the positions."""
+    """Read the rows of a file for a task: prompts may have any length below the model's positions."""
     data = config.data
     if task == ANSWERS:
         data = data.model_copy(update={"max_length": _LONGEST})
@@ -129,7 +129,7 @@ def read_task(task: str, config: Config, notes: list[Diagnostic], *, keep_inputs
 def settings_of(
     job: EvaluationJob, config: Config, files: Mapping[str, FileRows], folder: Path, tasks: tuple[str, ...]
 ) -> WorkSettings:
-    """Return how a model's rows are computed."""
+    """Return the settings for computing a model's rows."""
     rows = next(iter(files.values()))
     generation = config.generation
     if ANSWERS in files:

@@ -119,7 +119,7 @@ def _lines(models: Sequence[JsonObject]) -> Iterator[str]:
 
 
 def _shown(numbers: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
-    """Yield (metric, value ± standard error), the harness's filter behind the name unless it is none."""
+    """Yield (metric, value ± standard error); the name ends with the harness's filter, if any."""
     for key, value in numbers.items():
         name, _, chosen = key.partition(",")
         if name.endswith("_stderr") or not isinstance(value, (int, float)):

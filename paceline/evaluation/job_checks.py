@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a job before a model or a row is read, found at once."""
+"""Find every error of a job at once, before a model or a row is read."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def _problem(check: Check) -> PacelineError | None:
 
 
 def check_dtype(dtype: str) -> None:
-    """Raise ConfigError for a dtype in which nothing here computes."""
+    """Raise ConfigError for an unsupported dtype."""
     if dtype not in DTYPES:
         message = "there is no such dtype here"
         raise ConfigError(codes.EVALUATION_JOB(message, "--dtype", dtype, ", ".join(DTYPES)))
 
 
 def sharing_problems(strategy: str, nproc: int | None) -> list[Diagnostic]:
-    """Return what is wrong with a way to share a model among so many processes."""
+    """Return what is wrong with sharing a model among ``nproc`` processes by ``strategy``."""
     if strategy not in (COPIES, *SHARED):
         message = "there is no such way to share a model here"
         return [codes.EVALUATION_JOB(message, "--strategy", strategy, ", ".join((COPIES, *SHARED)))]
@@ -83,9 +83,9 @@ def _check_options(job: EvaluationJob) -> None:
 
 
 def _check_overrides(job: EvaluationJob, model: NamedModel | None) -> None:
-    """Whether the overrides are keys, with values that these have.
+    """Check that the overrides are valid keys with valid values.
 
-    With a model, also what its run's own settings decide.
+    With a model, also check them together with its run's settings.
     """
     some = model or NamedModel(job.models[0], Path(job.models[0]), None, None)
     config = config_of(some, some.path, job)

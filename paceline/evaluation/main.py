@@ -1,6 +1,6 @@
-"""``python -m paceline.evaluation.main evaluate|generate JOB REPORT``: do what the file JOB says.
+"""``python -m paceline.evaluation.main evaluate|generate JOB REPORT``: run the job in the file JOB.
 
-REPORT gets the numbers, or the ``diagnostics`` of what went wrong. Exit codes: ``core.errors.ExitCode``.
+REPORT gets the results, or the ``diagnostics`` of a failure. Exit codes: ``core.errors.ExitCode``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EVERY_SECONDS = 1.0
 
 
 class Progress:
-    """How far an evaluation is, on a terminal."""
+    """The progress of an evaluation, on a terminal."""
 
     def __init__(self) -> None:
         self._shown = 0.0

@@ -41,8 +41,8 @@ class NamedModel:
 
     @contextmanager
     def folder(self, straight: bool = True) -> Iterator[Path]:
-        """Yield it as a Hugging Face folder: its own folder, one without weights that points to the
-        checkpoint (``straight``, on request), or an export. The last two exist only inside the context.
+        """Yield the model as a Hugging Face folder: its own, an export, or with ``straight`` one without
+        weights that points to the checkpoint. The last two exist only inside the context.
         """
         if self.run is None:
             with model_folder(self.path, straight) as folder:
@@ -57,7 +57,7 @@ class NamedModel:
 
 
 def named_models(job: EvaluationJob, notes: list[Diagnostic]) -> list[NamedModel]:
-    """Return the models that a job names, a run's checkpoints in the order of their steps."""
+    """Return the models of a job; a run's checkpoints are sorted by step."""
     models = [model for path in job.models for model in _of(Path(path), job.checkpoints, notes)]
     names = [model.name for model in models]
     return [  # two runs' step-00000010 are told apart by their runs
@@ -99,7 +99,7 @@ def _of(folder: Path, which: str, notes: list[Diagnostic]) -> list[NamedModel]:
 
 
 def config_of(model: NamedModel, folder: Path, job: EvaluationJob) -> Config:
-    """Return the settings for a model: what its run was started with, under the job's overrides.
+    """Return the settings for a model: its run's config with the job's overrides.
 
     The tokenizer is that of ``folder``, as trained. Raises ConfigError.
     """

@@ -1,4 +1,4 @@
-"""The model that a run has trained, in memory: from its checkpoint without a copy, where that can be."""
+"""Load a run's model, directly from its checkpoint where the layout allows it."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def opened(run: Path) -> tuple[HFModel, PreTrainedTokenizerBase]:
 
 @contextmanager
 def model_folder(run: Path, straight: bool = True) -> Iterator[Path]:
-    """Yield a folder for ``straight.load_model``. It is ``run`` itself if that is a Hugging Face folder, else
-    one without weights that points to the checkpoint. Where that cannot be, it is an export. Raises
-    ConfigError, also for a model that writes no text, and CheckpointError.
+    """Yield a folder for ``straight.load_model``. It is ``run`` itself if that is a Hugging Face folder. Else
+    it is one without weights that points to the checkpoint, or an export where that is impossible. Raises
+    ConfigError, also for a model without a language-model head, and CheckpointError.
     """
     with _folder_of(run, straight) as folder:
         check_writes_text(folder, run)
@@ -60,7 +60,8 @@ def model_folder(run: Path, straight: bool = True) -> Iterator[Path]:
 
 
 def check_writes_text(folder: Path, path: Path) -> None:
-    """Raise ConfigError if the model in ``folder``, which the user named so, has no language-model head."""
+    """Raise ConfigError if the model in ``folder`` has no language-model head; ``path``: the user's name for
+    it."""
     config = read_config(folder)
     kind = str(config.get("model_type"))
     if family_of(kind).encoder:
@@ -122,7 +123,7 @@ def _folder_of(run: Path, straight: bool) -> Iterator[Path]:
 
 
 def _checkpoint_of(run: Path) -> Path | None:
-    """Return the checkpoint that an export takes; None if there is none: the export says what is wrong."""
+    """Return the checkpoint that an export takes; None without one, since the export reports the error."""
     try:
         return choose(run, "result", [])
     except PacelineError:
@@ -161,7 +162,8 @@ _ROLE = Role.POLICY.value
 
 
 def prepared_without_copy(checkpoint: Path, to: Path) -> bool:
-    """Write the folder ``to``, without weights; return False, with nothing written, where that cannot be."""
+    """Write the folder ``to``, without weights; return False, with nothing written, where that is
+    impossible."""
     with CheckpointReader(checkpoint) as reader:
         config = config_of(reader, "float32")
         fits = _ROLE in reader.roles() and is_known(config) and writes_text(config)
@@ -187,8 +189,8 @@ def load_model(folder: Path) -> tuple[HFModel, PreTrainedTokenizerBase]:
 
 
 def end_where_turns_end(hf: HFModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Add to what ends the model's answers the tokens with which its tokenizer and chat template end them, as
-    training found them.
+    """Add the end-of-turn tokens of tokenizer and chat template, as training found them, to the model's end
+    tokens.
     """
     stops: tuple[int, ...] = ()
     with suppress(CostlyTemplateError):  # the first conversation reports it

@@ -1,4 +1,4 @@
-"""Conversations as the model reads them: rendered and tokenized as training does it, for chat and the server.
+"""Conversations for chat and the server, rendered and tokenized as in training.
 
 A row of a data set and a conversation that is typed or sent give the same token ids.
 """

@@ -88,7 +88,8 @@ def load(run: Path, name: str, dtype: str) -> Served:
 
 
 def name_of(run: Path) -> str:
-    """Return the name that requests may use: the run's, of a checkpoint with its step, else the folder's."""
+    """Return the name that requests may use: the run's name, with the step of a checkpoint, else the
+    folder's."""
     run_dir, path = run_of(run), run.expanduser().resolve()
     return path.name if run_dir is None or run_dir.root == path else f"{run_dir.root.name}/{path.name}"
 

@@ -1,9 +1,9 @@
 """One process of a chat with a shared model.
 
-``python -m paceline.evaluation.sharded_chat FOLDER … RANK SIZE``: FOLDER has the weights; … is what
-``paceline.evaluation.chat`` takes. The first process reads and prints; the others receive each answer's seed
-and the prompt's token ids, and compute with it. Whoever loses another ends at once, without a word:
-``evaluation.processes`` names the first that failed.
+``python -m paceline.evaluation.sharded_chat FOLDER … RANK SIZE``: FOLDER has the weights; … are the arguments
+of ``paceline.evaluation.chat``. The first process reads and prints; the others receive each answer's seed and
+the prompt's token ids, and compute with it. A process that loses another one ends at once, silently:
+``evaluation.processes`` reports the first that failed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _POLL_SECONDS = 0.05
 
 @redacted
 def main(argv: Sequence[str] | None = None) -> None:
-    """Lead the chat or follow it, and leave: after an error nothing waits for the others."""
+    """Lead the chat or follow it, then exit; after an error do not wait for the others."""
     folder, *arguments, rank, _ = sys.argv[1:] if argv is None else argv
     code = int(ExitCode.FAILED)
     try:
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @ended
 def _take_part(folder: Path, options: argparse.Namespace, rank: int) -> int:
-    """Return the exit code. Of a signal the process that started this one speaks."""
+    """Return the exit code. The parent process reports signals."""
     import_without_torchao()
     quiet_libraries()
     try:
@@ -120,8 +120,8 @@ def _announce(world: World, answer: tuple[int, list[int]] | None) -> None:
 def _announced(world: World, turn: int) -> tuple[int, list[int]] | None:
     """Return what ``_announce`` sends for the ``turn``-th time.
 
-    The store is asked first: a user may think for longer than a collective waits, and one that waits keeps an
-    accelerator busy.
+    Waits at the store first: a user may think for longer than a collective's timeout, and a waiting
+    collective keeps an accelerator busy.
     """
     assert world.store is not None
     # Adding 0 reads without waiting
@@ -132,7 +132,8 @@ def _announced(world: World, turn: int) -> tuple[int, list[int]] | None:
 
 
 def _agree(world: World) -> Agree:
-    """Return what gives every process the first one's scores: one that rounds otherwise would diverge."""
+    """Return a function that gives every process the first one's scores, since different rounding would make
+    answers diverge."""
     return lambda scores: world.send_tensor(scores, 0).to(scores.device)
 
 

@@ -40,8 +40,8 @@ class Sampling:
     top_k: int = 0
 
     def arguments(self) -> dict[str, float | None]:
-        """Return the keyword arguments of ``model.generate``: no penalty of the model's own takes part, as in
-        rollouts and the server.
+        """Return the keyword arguments of ``model.generate``, without the penalties of the model's generation
+        config, as in rollouts and the server.
         """
         sampled = self.temperature > 0
         return {
@@ -160,7 +160,7 @@ def answer_streamed(
 ) -> str:
     """Return the answer to a prompt, and give its text to ``write`` part by part while it is generated.
 
-    The same answer as ``answer`` gives. ``seed``: of the sampling noise; ``agree`` returns the scores of the
+    Equals the result of ``answer``. ``seed``: of the sampling noise; ``agree`` returns the scores of the
     next token [1, V] on which the processes that share the model agree. Raises ConfigError.
     """
     from transformers import TextStreamer

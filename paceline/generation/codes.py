@@ -1,4 +1,4 @@
-"""Codes of writing answers, and of servers that do."""
+"""Codes of generation and of generation servers."""
 
 from __future__ import annotations
 

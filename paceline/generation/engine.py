@@ -54,7 +54,7 @@ class Completion:
 class GenerationEngine(Protocol):
     """Answer requests, in their order.
 
-    Collective if ranks share the model: every rank calls it, if need be without requests.
+    Collective if ranks share the model: every rank calls it, even without requests.
     """
 
     def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]: ...

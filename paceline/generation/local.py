@@ -103,7 +103,7 @@ class LocalEngine:
         return done
 
     def _pool(self, batches: list[list[Request]], sampling: RolloutSampling) -> StaticPool | None:
-        """Return what decoding with fixed shapes needs; None where it does not apply."""
+        """Return the pool for decoding with fixed shapes; None where that does not apply."""
         if self.device.type == "cpu" or self.agree is not None or not batches:
             return None
         reason = why_not_static(self)

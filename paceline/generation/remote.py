@@ -30,7 +30,7 @@ _REMEDIES = {  # by HTTP status
 
 @dataclass
 class Server:
-    """The client of one server; every call ends within its deadline with an answer or a named error.
+    """The client of one server; every call ends within its deadline with an answer or an error.
 
         url      ``http://host:port``
         timeout  seconds that one answer may take, retries included
@@ -185,7 +185,7 @@ class ServerEngine:
     version: str = ""
 
     def find_model(self) -> None:
-        """Ask the server for the name of its model, where none is known. Raises PacelineError."""
+        """Ask the server for its model's name, if unknown. Raises PacelineError."""
         self.model = self.model or self.server.model()
 
     def take(self, model: str, adapter: str, version: str) -> None:

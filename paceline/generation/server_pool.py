@@ -1,4 +1,4 @@
-"""Several generation servers that share a rank's requests; one that fails is left out, by name."""
+"""Several generation servers that share a rank's requests; one that fails is left out and reported."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ServerPool:
     """``GenerationEngine`` over ``engines``. The answers to one prompt come from one server, for its prefix
     cache; a group goes where fewest tokens are in flight.
 
-    ``out``: why an engine, by its place, is not asked. The requests of a server that fails go to the others.
-    ``first``: where ties are broken, so that ranks do not all begin with the same server.
+    ``out``: engine index → why it is not used. The requests of a failed server go to the others. ``first``:
+    the server that wins ties, so that ranks do not all begin with the same one.
     """
 
     engines: Sequence[ServerEngine]
@@ -32,21 +32,21 @@ class ServerPool:
     out: dict[int, tuple[Diagnostic, ...]] = field(default_factory=dict)
 
     def live(self) -> list[int]:
-        """Return the places of the engines that are asked."""
+        """Return the indexes of the engines in use."""
         count = len(self.engines)
         places = [(self.first + i) % count for i in range(count)]
         return [place for place in places if place not in self.out]
 
     def leave_out(self, place: int, error: PacelineError) -> None:
-        """Ask this engine no more until ``exclude``."""
+        """Stop using this engine until the next ``exclude``."""
         self.out.setdefault(place, error.diagnostics)
 
     def exclude(self, out: Mapping[int, Diagnostic]) -> None:
-        """Ask every engine again but those at these places."""
+        """Use every engine again except those at these indexes."""
         self.out = {place: (finding,) for place, finding in out.items()}
 
     def gone(self) -> PacelineError:
-        """Return the error that no server is left: of a single one its own."""
+        """Return the error that no server is left; for a single server, its own error."""
         if len(self.engines) == 1:
             return PacelineError(*self.out[0])
         reasons = "; ".join(
@@ -61,7 +61,7 @@ class ServerPool:
 
 
 class _Dispatch:
-    """The requests of one call: which server answers which."""
+    """Distributes the requests of one call over the servers."""
 
     def __init__(self, pool: ServerPool, requests: Sequence[Request], sampling: RolloutSampling) -> None:
         self.pool, self.requests, self.sampling = pool, requests, sampling
@@ -74,7 +74,7 @@ class _Dispatch:
         self.tokens = Counter[int]()  # in flight, by engine
 
     def run(self) -> list[Completion]:
-        """Ask until all is answered, by servers whose weights were the same before and after."""
+        """Send requests until all are answered, by servers with the same weights before and after."""
         self._check_versions(self.pool.live())
         with ExitStack() as stack:
             threads = {

@@ -1,7 +1,7 @@
-"""Programs of this package that are asked one question: ``python -m MODULE JOB ANSWER`` (JSON files).
+"""Run a module as a child process for one job: ``python -m MODULE JOB ANSWER`` (JSON files).
 
-``main(job, answer)`` of the module reads the first and writes the second. It may write more than once, so
-that its findings stay if it dies.
+``main(job, answer)`` of the module reads the first and writes the second. It may write several times, so that
+its findings survive its death.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run_job(
     environ: Mapping[str, str] | None = None,
     fork: bool = False,
 ) -> tuple[Any, str]:
-    """Run a module on a job; return (its answer, None without one; why it ended early, empty if it did not).
+    """Run a module on a job; return (its answer or None, the reason of an early end or empty).
 
     ``environ``: in place of this process's; ``fork``: in a fork of this process, not in a fresh interpreter.
     """
@@ -85,7 +85,7 @@ def wait_for_child(child: subprocess.Popen[bytes], seconds: float | None) -> str
 def _ended(code: int | None, printed: bytes, seconds: float | None) -> str:
     """Return why a child failed, with the last line it printed; empty for success.
 
-    ``code`` None: it was too late.
+    ``code`` None: it exceeded its time.
     """
     if code is None:
         return f"did not finish within {seconds:.0f} s"
@@ -98,7 +98,7 @@ def _ended(code: int | None, printed: bytes, seconds: float | None) -> str:
 def can_fork() -> bool:
     """Whether this process runs a program of ours in a single thread: a fork has no other threads.
 
-    Nor may the hub's library be imported: it asks whether it is offline once, when it is.
+    The hub's library must not be imported either, since it reads the offline setting at import.
     """
     single = _THREADS.is_dir() and len(os.listdir(_THREADS)) == 1
     return is_own_program() and single and "huggingface_hub" not in sys.modules
@@ -107,8 +107,8 @@ def can_fork() -> bool:
 def run_in_fork(module: str, arguments: Sequence[str], seconds: float | None, output: Path) -> int | None:
     """Call ``main`` of a module in a fork; return its exit code, or -N after signal N.
 
-    None if it did not end within ``seconds``: it was killed, with what it had started. ``output``: the file
-    that gets what it prints.
+    None if it did not end within ``seconds`` and was killed with its children. ``output``: the file for its
+    output.
     """
     output.touch(0o600)
     dies = die_with_parent()

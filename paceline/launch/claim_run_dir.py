@@ -37,7 +37,8 @@ def check_claim(run: RunDir, *, overwrite: bool, resume: bool, wait: float = 0.0
     """Raise ConfigError unless a run may write into ``run``; BusyError if another one does.
 
     It may if the directory is new, is to be resumed, or is to be set aside by ``overwrite_output_dir``.
-    ``wait``: seconds for another process to leave it, as ranks do that save after their launcher was killed.
+    ``wait``: seconds to wait for another process, such as ranks that still save after their launcher was
+    killed.
     """
     if os.path.isfile(run.root) or no_file(run.root):
         problem, hint = "the output directory is a file", "name a directory instead"

@@ -1,4 +1,4 @@
-"""Codes of launchers and of what is looked at before a start."""
+"""Codes of launchers and of checks before a start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers on loopback: who gets in. A request needs the token, and a Host that is this machine's own name."""
+"""Access control of servers on loopback: a request needs the token, and a Host that names this machine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _BEARER = "bearer "  # compared in lower case, as RFC 9110 has schemes
 
 
 class Guard:
-    """Let in requests with the token, and add HEADERS to answers; others get what ``refuse`` makes.
+    """Let in requests with the token, and add HEADERS to answers; others get the answer of ``refuse``.
 
-    The token comes as ``Authorization: Bearer``, and where there is a ``cookie``, as that (once ``/?token=…``
-    has set it).
+    The token comes as ``Authorization: Bearer``, or as the ``cookie``, if there is one, which ``/?token=…``
+    sets.
     """
 
     def __init__(

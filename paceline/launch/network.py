@@ -1,4 +1,4 @@
-"""How nodes reach each other: the address of node 0, the rendezvous port, and the network interface."""
+"""Find and check node 0's address, the rendezvous port, and the network interface."""
 
 from __future__ import annotations
 

@@ -56,10 +56,10 @@ def corrections_here(hardware: Hardware) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a plan is expected to need and reach on this machine.
+    """The expected memory and speed of a plan on this machine.
 
-    ``bytes``: of the fullest process; ``tokens_per_second``: over all ranks; ``runs``: how many runs of this
-    machine corrected both.
+    ``bytes``: of the fullest process; ``tokens_per_second``: over all ranks; ``runs``: the number of this
+    machine's runs that corrected both.
     """
 
     bytes: float
@@ -72,8 +72,8 @@ def expected(
 ) -> Expected | None:
     """Return the prediction for this machine, corrected by its own runs.
 
-    None where the machine or the model is not known well enough. A CPU is known after one run;
-    ``uncorrected`` gives a figure before that too.
+    None if too little is known about the machine or the model. A CPU needs one earlier run; ``uncorrected``
+    gives a figure without one.
     """
     path, on_cpu = ledger_path(environ), not is_accelerator(plan.device)
     hardware = probe_hardware(environ, use_cpu=on_cpu, num_nodes=plan.num_nodes)
@@ -106,7 +106,7 @@ def expected_here(plan: Plan) -> str:
 def before_training(
     plan: Plan, environ: Mapping[str, str] = os.environ, findings: Iterable[Diagnostic] = ()
 ) -> str:
-    """Return what is printed of a plan before its training: three lines, or all of it if that is wanted.
+    """Return the text of a plan to print before its training: three lines, or all of it if verbose.
 
     ``findings``: of the checks before the start.
     """

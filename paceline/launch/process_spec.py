@@ -33,7 +33,7 @@ class Cluster:
 
     @staticmethod
     def of(section: LaunchSection) -> Cluster:
-        """Return the cluster of a config, where nothing says how many processes there are one a node."""
+        """Return the cluster of a config; one process per node by default."""
         return Cluster(
             section.nproc or 1, section.nnodes, section.node_rank, section.master_addr, section.master_port
         )

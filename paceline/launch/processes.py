@@ -149,7 +149,8 @@ def lineage() -> list[int]:
 
 
 def starter() -> list[str]:
-    """Return what the processes of one launcher on this node share: the parent's pid and its start time.
+    """Return an identity shared by the processes of one launcher on this node: the parent's pid and start
+    time.
 
     The start time is needed since pids are reused.
     """

@@ -1,8 +1,8 @@
-"""A program of ours: what it prints, how it ends, and the name under which others import it.
+"""Wrap a program's ``main``: redact its output, set its exit code, and name its module for imports.
 
 It removes secrets of the environment, anything shaped like a token, and terminal control characters from its
-standard output and standard error. That holds wherever the text came from: a store, a log, a data row, a
-model's config, an exception, a file name.
+standard output and standard error. That covers text from any source: a store, a log, a data row, a model's
+config, an exception, a file name.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def program(main: Callable[P, int]) -> Callable[P, int]:
 
 
 class Loss:
-    """What becomes of output that cannot be written: an error, or once it is ``tolerated`` nothing.
+    """Handles output that cannot be written: an error, or ignored once it is ``tolerated``.
 
-    A run must not end since nobody reads its console. ``reason``: why output was lost; empty if none was.
+    A run must not end because its console is closed. ``reason``: why output was lost; empty if none was.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self.tolerated, self.reason = stream, False, ""
 
     def guarded(self, write: Callable[[], int | None]) -> None:
-        """Call ``write``; drop what it could not write, if that is tolerated."""
+        """Call ``write``; drop unwritable output if that is tolerated."""
         try:
             write()
         except OSError as error:
@@ -149,7 +149,7 @@ def is_own_program() -> bool:
 
 
 def tolerate_loss() -> None:
-    """Go on from here on where standard output or standard error cannot be written (``Loss``)."""
+    """From now on ignore errors of writing standard output or standard error (``Loss``)."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, RedactedStream):
             stream.loss.tolerated = True
@@ -170,8 +170,8 @@ class EndedBySignal(SystemExit):
 def ended(main: Callable[P, int]) -> Callable[P, int]:
     """Decorate a program's ``main``: clean up on signals and return the documented exit code.
 
-    SIGTERM gives 143, SIGHUP 129 and Ctrl-C 130, each with a message. A closed pipe gives 141, silently. An
-    error of Paceline's gives its own code, one of the disk 1, each with its diagnostics.
+    SIGTERM gives 143, SIGHUP 129 and Ctrl-C 130, each with a message. A closed pipe gives 141, silently. A
+    Paceline error gives its own code, a disk error 1, each with its diagnostics.
     """
 
     @functools.wraps(main)
@@ -252,8 +252,8 @@ def _redirect_to_nothing(target: int) -> None:
 def importable_program() -> str:
     """Return the name under which this process and its children import the running program.
 
-    Its folder is put first on ``PYTHONPATH``; what it defined is not made a second time here. ``__main__``
-    where it has no file (a prompt, ``python -c``).
+    Puts its folder first on ``PYTHONPATH``; this process does not import it a second time. Returns
+    ``__main__`` if it has no file (a prompt, ``python -c``).
     """
     running = sys.modules["__main__"]
     spec, file = getattr(running, "__spec__", None), getattr(running, "__file__", None)
@@ -271,6 +271,6 @@ def importable_program() -> str:
 
 
 def keep_docstrings() -> None:
-    """Have the processes that this one starts keep docstrings, without which Transformers makes no model."""
+    """Let child processes keep docstrings, which Transformers needs to create models."""
     if sys.flags.optimize > 1 and "PYTHONOPTIMIZE" in os.environ:
         os.environ["PYTHONOPTIMIZE"] = "1"

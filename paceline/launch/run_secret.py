@@ -1,7 +1,7 @@
 """The run's shared secret, which signs the messages of ranks (``runtime/process_group/signed_store.py``).
 
-Someone who can only reach the port cannot speak for a rank. The secret is in a file that only its owner can
-read, or in a variable; never in an argument, a log or the store.
+So someone who can only reach the port cannot impersonate a rank. The secret is in a file that only its owner
+can read, or in a variable; never in an argument, a log or the store.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _NOTICE_SECONDS = 90.0  # torch is imported, then rendezvous.HOST_SECONDS
 @dataclass(frozen=True)
 class CheckedRun:
     """``warnings``: findings of the checks that do not stop it. ``config_file``: None if a program gave the
-    config; ``settings``: what the ranks' environment gets in addition.
+    config; ``settings``: additional environment variables of the ranks.
     """
 
     loaded: Loaded
@@ -77,7 +77,7 @@ class CheckedRun:
         return self.cluster.node_rank == 0
 
     def commands(self) -> tuple[LaunchSpec, ...]:
-        """Return what a start would run on this node; the commands read the YAML."""
+        """Return the commands that a start would run on this node; they read the YAML."""
         cluster, worker = resolve_port(self.cluster), worker_argv(*self._yaml_arguments())
         return make_specs(
             self.launcher, worker, cluster, environ=os.environ, cores=self.cores, settings=self.settings
@@ -115,8 +115,8 @@ class CheckedRun:
     ) -> int:
         """Start this node's ranks, wait for them, record the run; return the exit code.
 
-        ``environ``: variables for the ranks beside this process's; ``output``, ``requests_stop``: as in
-        ``supervisor.run``.
+        ``environ``: variables for the ranks in addition to this process's; ``output``, ``requests_stop``: as
+        in ``supervisor.run``.
         """
         from paceline.launch.prediction_ledger import record
 
@@ -153,11 +153,10 @@ def check_run(
     *,
     starts: bool = True,
 ) -> CheckedRun:
-    """Check and plan a run on this machine; if it ``starts``, first bring the checkpoint to resume from onto
-    its disk.
+    """Check and plan a run on this machine; if it ``starts``, first download the checkpoint to resume from.
 
-    Raises ConfigError with every error that shows before a process starts or a file is written. Other nodes
-    that wait for this one get the error too.
+    Raises ConfigError with every error that can be found before a process starts or a file is written. Other
+    nodes that wait for this one get the error too.
     """
     config, training = loaded.config, loaded.config.training
     with reported_to_other_nodes(config.launch) if starts else nullcontext():
@@ -201,7 +200,7 @@ def outside_arguments(config_file: Path, overrides: Sequence[str], options: Laun
 
 @contextmanager
 def reported_to_other_nodes(launch: LaunchSection) -> Iterator[None]:
-    """Tell an error inside the block to the ranks of other nodes, which would wait for this one."""
+    """Report an error inside the block to the ranks of other nodes, which would wait for this one."""
     try:
         yield
     except PacelineError as error:

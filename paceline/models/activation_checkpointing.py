@@ -61,7 +61,7 @@ def enable_recompute(hf: HFModel, slot: AttentionContext, keep: Collection[str] 
 
 
 def _policy(kept: Collection[tuple[str, str]]) -> Callable[..., CheckpointPolicy]:
-    """Return the policy that keeps what these operators return."""
+    """Return the policy that keeps the outputs of these operators."""
 
     def decide(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         schema = operator._schema

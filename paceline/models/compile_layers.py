@@ -100,8 +100,8 @@ def decoder_layers(trunk: nn.Module) -> Iterator[nn.Module]:
 
 
 def layer_names(trunk: nn.Module) -> set[str]:
-    """Return the names of the classes that the model declares unsplittable; of those that recomputation
-    repeats, where it declares none (DeBERTa).
+    """Return the names of the classes that the model declares unsplittable; if it declares none (DeBERTa), of
+    the classes that recomputation repeats.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -123,7 +123,7 @@ _CHECKPOINTING = "forward_with_checkpointing"  # transformers.modeling_layers.Gr
 
 
 def _mark_lengths(args: tuple[Any, ...], kwargs: dict[str, Any], layout: PackedSequenceInfo | None) -> None:
-    """Mark every dim that differs from batch to batch: graphs are made for any length of it."""
+    """Mark every dim that differs between batches as dynamic, so that graphs serve all lengths."""
     turns = kwargs.get("position_embeddings")
     values = [*args[:1], kwargs.get("hidden_states"), kwargs.get("position_ids")]
     for value in (*values, *(turns if isinstance(turns, tuple) else (turns,))):

@@ -71,7 +71,7 @@ def weight_gradient(grad: Tensor, rows: Tensor, wanted: torch.dtype) -> Tensor:
     rows [N, in] of one dtype. It is computed in that dtype if the weight has it or it is no 16-bit dtype,
     else in fp32.
 
-    CUDA's products sum in fp32, and keep that where it is asked for: no 16-bit result is made and cast.
+    CUDA's products sum in fp32 and can return fp32, so no 16-bit result is made and cast.
     """
     low = grad.dtype in (torch.bfloat16, torch.float16)
     if not low or wanted == grad.dtype:
@@ -246,8 +246,8 @@ def head_of(hf: HFModel) -> nn.Module | None:
 def low_alone(
     trunk: nn.Module, head: nn.Module | None, dtype: torch.dtype, device: torch.device
 ) -> frozenset[int]:
-    """Return the ids of the frozen parameters that ``LowPrecisionCopies`` keeps on ``device`` in ``dtype``
-    alone. Swaps classes as it does; call it after the kernels are swapped.
+    """Return the ids of the frozen parameters that ``LowPrecisionCopies`` keeps on ``device`` only in
+    ``dtype``. Swaps classes as ``LowPrecisionCopies`` does; call after the kernels are swapped.
     """
     owners, unknown = weight_owners(trunk, head)
     if unknown or product_dtype(dtype, device) != dtype:
@@ -267,7 +267,8 @@ def weight_owners(trunk: nn.Module, head: nn.Module | None) -> tuple[list[nn.Mod
 
 
 def _kept_wide(trunk: nn.Module) -> set[str]:
-    """Return the classes of kept forwards that have parameters which the model's class keeps in fp32.
+    """Return the classes whose own forward is kept and that have parameters which the model's class keeps in
+    fp32.
 
     Rounded copies would choose other experts (Flint's router).
     """
@@ -281,7 +282,7 @@ def _kept_wide(trunk: nn.Module) -> set[str]:
 
 
 def _widens(module: nn.Module) -> bool:
-    """Whether a module computes with a mask in the masters' dtype, which widens what follows (GPT's
+    """Whether a module computes with a mask in the masters' dtype, which would widen its output (GPT's
     attention).
     """
     return type(module).__module__.endswith(".modeling_openai") and type(module).__name__ == "Attention"
@@ -292,8 +293,8 @@ class LowPrecisionCopies:
 
     ``cached`` is False if some module with parameters of its own has an unknown class: such a model runs
     under ``torch.autocast`` (``reason`` names the module). With ``copies=False`` an engine (FSDP2's policy,
-    DeepSpeed) provides low-precision weights. The swaps then only compute products in a dtype that this
-    processor is fast in; an unknown module runs as it is.
+    DeepSpeed) provides low-precision weights. The swaps then only choose a dtype in which this processor
+    computes products fast; an unknown module stays unchanged.
     ``keeps_frozen``: frozen masters stay, since their copies are rounded and they are saved.
     """
 
@@ -449,7 +450,7 @@ class _Context(FunctionContext):
 
 
 class WidenedLayerNorm(Function):
-    """Layer norm in the dtype of its weights, in which nothing of the input's size is kept."""
+    """Layer norm in the dtype of its weights that keeps no activations in that dtype."""
 
     @staticmethod
     def forward(

@@ -1,6 +1,6 @@
-"""How the trunk of an encoder is called: its positions, which of two texts a token belongs to, and no pooler.
+"""Calls of an encoder's trunk: positions, token types (first or second text), no pooler.
 
-The trunk gives hidden states, and nothing else. What pools them is a head's work (``models.heads``).
+The trunk returns hidden states only; a head pools them (``models.heads``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EncoderInputs:
 
     @staticmethod
     def of(hf: HFModel) -> EncoderInputs | None:
-        """Return how the trunk of ``hf`` is called; None if it is no encoder."""
+        """Return the inputs of ``hf``'s trunk; None if it is no encoder."""
         family = family_of(hf.config.model_type)
         if not family.encoder:
             return None
@@ -62,6 +62,6 @@ def token_types(batch: Batch) -> Tensor:
 
 
 def without_pooler(trunk: nn.Module) -> AbstractContextManager[None]:
-    """Inside the context ``trunk`` does not pool: its own pooler knows one document a row."""
+    """Inside the context ``trunk`` does not pool: its own pooler expects one document per row."""
     pools = isinstance(getattr(trunk, POOLER, None), nn.Module)
     return replaced(trunk, **{POOLER: None}) if pools else nullcontext()

@@ -1,4 +1,4 @@
-"""How a mixture's tokens are routed: its routers, the load of each expert, the sums of the balance loss."""
+"""Routing of a mixture of experts: routers, the load of each expert, the sums of the balance loss."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 
 def routers(hf: HFModel) -> Iterator[nn.Module]:
-    """Yield the modules that choose a token's experts; those that hold experts or attention too are not among
-    them.
-    """
+    """Yield the modules that choose a token's experts, except those that also hold experts or attention."""
     # the classes whose outputs Transformers records as router logits
     recorded = (getattr(hf.base_model, "_can_record_outputs", None) or {}).get("router_logits")
     specs = recorded if isinstance(recorded, list) else [recorded]
@@ -35,7 +33,7 @@ def routers(hf: HFModel) -> Iterator[nn.Module]:
 
 
 def freeze_routers(hf: HFModel) -> None:
-    """Leave the routers as they are in training. Raises ConfigError ``models.no_router`` if none is found."""
+    """Freeze the routers. Raises ConfigError ``models.no_router`` if none is found."""
     modules = list(routers(hf))
     if not modules:
         raise ConfigError(codes.MODELS_NO_ROUTER("training.freeze_router", type(hf).__name__))
@@ -47,11 +45,11 @@ _VISITED = ("num_experts_per_tok", "moe_k")
 
 
 class RouterSums:
-    """Sums, per document, how often its tokens chose each expert and the probabilities that routers gave it.
+    """Sums per document and expert: how often its tokens chose the expert, and the routers' probabilities.
 
     ``visited``: experts that a token is routed to. Only the routers' logits, as Transformers' own recorders
-    give them, are kept for the backward. So under gradient checkpointing no layer has to be recomputed out of
-    turn for the balance loss.
+    give them, are kept for the backward. So under gradient checkpointing the balance loss needs no extra
+    recomputation of layers.
     """
 
     def __init__(self, hf: HFModel) -> None:
@@ -75,7 +73,7 @@ class RouterSums:
     ) -> Tensor:
         """Logits [tokens, E] of every layer -> fp32 [2, D, E]: choices (without gradient), probabilities.
 
-        ``shared``: the tokens are those that are computed once; ``rows``: they lie in padded rows.
+        ``shared``: shared prompts are computed once; ``rows``: tokens are in padded rows.
         """
         self._check(bool(logits))
         assert logits
@@ -134,8 +132,8 @@ def _softmax(logits: Tensor) -> Tensor:
 class RouterLoad:
     """Counts the tokens of each expert of each layer, fillers left out, while ``counting``.
 
-    It counts where experts are called, so what each family's own router chose (groups and biases included).
-    Counts stay on the device until a window ends.
+    It counts at the call of the experts, so it sees the choices of each family's own router (groups and
+    biases included). Counts stay on the device until a window ends.
     """
 
     def __init__(self, hf: HFModel) -> None:
@@ -166,7 +164,7 @@ class RouterLoad:
             self._real = None
 
     def stop(self) -> None:
-        """Count no more: compiled layers would be cut in pieces by it."""
+        """Stop counting, since it would break the graphs of compiled layers."""
         for hook in self._hooks:
             hook.remove()
         self._layers = []

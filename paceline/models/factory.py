@@ -67,7 +67,7 @@ class HFModelFactory:
     classes       of a classifier; None: the head has one output
     chunk_bytes   of logits that the head computes at a time; None: by the device's memory
     freeze_router a mixture's routers are not trained
-    freezing      which parameters stay as loaded
+    freezing      the parameters that stay as loaded
     fp8           the layers' products are computed in 8 bits, unless the model is frozen
     restored      parameters that a checkpoint brings before anything is computed: if it has all of them,
                   the model's own files are not read
@@ -116,7 +116,7 @@ class HFModelFactory:
 
     @property
     def tensors(self) -> FolderTensors | None:
-        """What became of the folder's tensors, once it was built."""
+        """The use of each of the folder's tensors, once the model is built."""
         return self.weights.tensors
 
     @property
@@ -130,7 +130,7 @@ class HFModelFactory:
         return self.weights.saved_config()
 
     def account(self) -> FolderTensors | None:
-        """Return what becomes of every tensor of the folder, without loading it (``WeightsSource``)."""
+        """Return the use of every tensor of the folder, without loading it (``WeightsSource``)."""
         return self.weights.account()
 
     def __call__(self, options: BuildOptions = WHOLE) -> RoleModule:
@@ -187,7 +187,7 @@ class HFModelFactory:
         return module
 
     def _settle(self, hf: HFModel) -> None:
-        """Set what a config says of a run, and take the fingerprint of the weights."""
+        """Apply run settings to the model's config, and compute the fingerprint of the weights."""
         if self.model.config is not None:
             forget_defaults(hf, self.model.config)
         name_trunk(hf)
@@ -220,8 +220,8 @@ class HFModelFactory:
         return selectors
 
     def _freeze(self, hf: HFModel) -> None:
-        """Leave what ``freezing`` names as loaded. Raises ConfigError where a pattern names nothing;
-        a critic may lack what the policy has.
+        """Freeze the parameters that ``freezing`` names. Raises ConfigError if a pattern matches nothing; a
+        critic may lack parameters of the policy.
         """
         named = dict(hf.named_parameters())
         if self.role is not Role.VALUE and (wrong := list(self.freezing.check(named, ties(hf)))):
@@ -241,8 +241,8 @@ class HFModelFactory:
 
     def _move(self, hf: HFModel, device: torch.device | None, options: BuildOptions) -> None:
         """Bring the model to ``device`` (None: parameters stay on meta) in the masters' dtype and swap
-        kernels. Frozen weights that are kept there in low precision alone come so: then kernels are swapped,
-        and probed, on the host.
+        kernels. Frozen weights that stay there only in low precision are cast on the way: then kernels are
+        swapped, and probed, on the host.
         """
         low = self.compute_dtype in (torch.bfloat16, torch.float16) and not options.engine_casts
         frozen = low and (self.frozen or self.adapter is not None)
@@ -263,8 +263,8 @@ class HFModelFactory:
         self.swap_kernels(hf, options, stand_in=device is None)
 
     def swap_kernels(self, hf: HFModel, options: BuildOptions, stand_in: bool = False) -> None:
-        """Swap in Paceline's own kernels wherever they compute the same as the model's classes; by values
-        that stand in for parameters on meta, if asked.
+        """Swap in Paceline's own kernels wherever they compute the same as the model's classes; with
+        ``stand_in`` they are probed with substitute values for parameters on meta.
         """
         rope_by_document(hf)
         keep_documents_apart(hf)

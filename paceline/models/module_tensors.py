@@ -1,4 +1,4 @@
-"""Walk the tensors of a module in place: move them, list them, let others stand in for them."""
+"""Walk the tensors of a module in place: move, list or temporarily replace them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def move_tensor_by_tensor(
     """Move all parameters and buffers of ``root`` to ``device`` (None: each stays where it is), one by one.
     The host memory of one tensor is free before the next one moves. Ties hold.
 
-    Floating tensors become ``dtype``, parameters in ``low`` (their ids) ``compute_dtype``. Layers packed
-    in 4 bits already stay as they are: a cast would read their bytes as numbers. Trained weights on the host
-    leave the file that they are mapped from (``_of_its_own``).
+    Floating tensors become ``dtype``, parameters in ``low`` (their ids) ``compute_dtype``. Layers already
+    packed in 4 bits are not cast, since that would read their bytes as numbers. Trained weights on the host
+    are copied out of the file that they are mapped from (``_of_its_own``).
     """
     # Moved whole and cast afterwards, 8 B frozen parameters that stay in 16 GB of bf16 would need 32 GB.
     places: dict[int, list[tuple[Table, str]]] = {}
@@ -55,11 +55,12 @@ def _moved(tensor: Tensor | None, device: torch.device | None, dtype: torch.dtyp
 
 
 def _of_its_own(tensor: Tensor) -> Tensor:
-    """Return ``tensor``; a trained weight on the host in memory of its own, as it may be mapped from a file.
+    """Return ``tensor``; copy a trained weight on the host, since it may be mapped from a file.
 
-    Matrix products differ in their last bits with the alignment, and a file aligns otherwise than torch. So a
-    run that loaded its weights would differ from one resumed from its checkpoint, and so would two folders
-    whose headers differ in length. And a mapped weight would take its memory in the first step, not now.
+    The last bits of matrix products depend on alignment, and a file is aligned differently from torch's
+    memory. So a run that loaded its weights would differ from one resumed from its checkpoint, and so would
+    two folders with headers of different length. A mapped weight would also need its memory only in the first
+    step, not now.
     """
     if tensor.device.type == "cpu" and tensor.requires_grad:
         tensor.data = tensor.data.clone()
@@ -102,7 +103,7 @@ def replaced(owner: object, **values: object) -> Iterator[None]:
 
 @contextmanager
 def _replaced_data(parameters: Iterable[nn.Parameter], change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside the context the data of ``parameters`` is what ``change`` returns of it."""
+    """Inside the context the data of ``parameters`` is replaced by ``change`` of it."""
     kept = [(parameter, parameter.data) for parameter in parameters]
     for parameter, data in kept:
         parameter.data = change(data)
@@ -114,7 +115,7 @@ def _replaced_data(parameters: Iterable[nn.Parameter], change: Callable[[Tensor]
 
 
 def standing_in(root: nn.Module, dtype: torch.dtype) -> AbstractContextManager[None]:
-    """Inside the context every floating parameter says that it is of ``dtype``, by a value without storage.
+    """Inside the context every floating parameter reports ``dtype``, through a value without storage.
 
     peft casts new adapters to the dtype of the layer under them: bf16 would round their first values.
     """
@@ -126,8 +127,8 @@ def standing_in(root: nn.Module, dtype: torch.dtype) -> AbstractContextManager[N
 
 @contextmanager
 def shapes_standing_in(root: nn.Module, on: bool) -> Iterator[None]:
-    """Inside the context code that asks for a parameter on meta gets one on the host, without storage.
-    Afterwards the meta parameter takes over whether it is trained.
+    """Inside the context a parameter on meta appears as one on the host, without storage. Afterwards the meta
+    parameter keeps the new ``requires_grad``.
 
     peft puts new adapters where the layer under them is: on meta they would have no values.
     """

@@ -32,7 +32,7 @@ def quantise(
     slices: Slices | None = None,
 ) -> str:
     """Replace every frozen ``nn.Linear`` of the trunk by bitsandbytes' 4-bit layer on ``device``, in place;
-    return a line for the log. One weight at a time is there whole, in ``dtype``.
+    return a line for the log. Holds one whole weight at a time, in ``dtype``.
 
     ``spec`` is ``Plan.adapter.quantization``; ``compute`` is the dtype that weights are dequantized to
     for a product; ``slices`` has the weights that are on meta. The head, embeddings, norms and everything
@@ -129,9 +129,9 @@ def empty_layers(hf: HFModel, spec: Quantization, compute: torch.dtype) -> str:
 
 
 def packing(root: RootModule, dtype: torch.dtype) -> Place:
-    """Return how ``materialise.fill`` places the tensors of ``root``. The weight of an empty 4-bit layer is
-    read whole in ``dtype`` and packed on the device. This rank keeps its shard of the packed bytes, and all
-    scales. Every other tensor as usual.
+    """Return the ``place`` function of ``materialize.fill`` for ``root``. It reads the weight of an empty
+    4-bit layer whole in ``dtype`` and packs it on the device. This rank keeps its shard of the packed bytes,
+    and all scales. Other tensors are placed as usual.
     """
     spec = quantization_of(root)
     if spec is None:
@@ -213,7 +213,8 @@ def convert_to_fp8(trunk: nn.Module, *, emulate: bool = False) -> int:
 
     Input, weight and gradient are each scaled by their largest value and rounded to 8 bits for the three
     products of a layer (Micikevicius et al. 2022, arXiv:2209.05433): e4m3 forward, e5m2 for gradients.
-    Parameters stay the same objects, under the same names. ``emulate``: the numbers, on any device.
+    Parameters stay the same objects, under the same names. ``emulate``: compute the same numbers on any
+    device.
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 

@@ -1,11 +1,10 @@
 """Layers that pass a state from token to token: linear attention, state spaces, short convolutions. In a
 packed forward they see one document at a time.
 
-Transformers' layers know one document a row, unless kernels are installed that take boundaries
-(``state_kernels``). So a layer gets the documents as rows padded at the end, in groups of about one length,
-and its outputs go back to their places. The layers are causal, so padding behind a document's end changes
-nothing before it. Everything else of the model (projections of attention, experts, norms) sees the packed
-row.
+Transformers' layers expect one document a row, unless kernels are installed that take boundaries
+(``state_kernels``). So a layer gets the documents as rows padded at the end, in groups of similar length, and
+its outputs are unpadded again. The layers are causal, so padding behind a document's end changes nothing
+before it. Everything else of the model (projections of attention, experts, norms) sees the packed row.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ class PerDocumentLayer(nn.Module):
 
     @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the layer's own; in a packed forward of each document by itself: hidden states [1, T, H]."""
+        """Run the layer's own forward; in a packed forward on each document separately: hidden states [1, T,
+        H]."""
         layout = sequence_info_of(self)
         if layout is None:
             return super().forward(*args, **kwargs)
@@ -86,7 +86,7 @@ def keep_documents_apart(hf: nn.Module) -> int:
 
 
 def how_kept_apart(hf: nn.Module) -> str:
-    """Return, for the log, how the swapped layers see one document at a time."""
+    """Return a log line on how the swapped layers keep documents apart."""
     by_kernels = {
         class_of(module) for module in hf.modules() if isinstance(module, PerDocumentLayer) and module.ends
     }
@@ -138,7 +138,7 @@ def _carries_state(module: nn.Module, kinds: Any) -> bool:
 
 
 def _split(arguments: Mapping[str, Any], tokens: int, layout: PackedSequenceInfo) -> list[dict[str, Any]]:
-    """Return, for each group of documents, the arguments that hold something of each token [1, T, …]."""
+    """Return, for each group of documents, the per-token arguments [1, T, …]."""
     groups: list[dict[str, Any]] = [{} for _ in layout.by_length.sizes]
     for name, value in arguments.items():
         for group, part in zip(groups, _parts(value, tokens, layout), strict=True):
@@ -148,7 +148,7 @@ def _split(arguments: Mapping[str, Any], tokens: int, layout: PackedSequenceInfo
 
 
 def _parts(value: Any, tokens: int, layout: PackedSequenceInfo) -> Sequence[Any]:
-    """Return ``value`` for each group: rows of documents, if it holds something of each token."""
+    """Return ``value`` for each group: as rows of documents, if it is per token."""
     groups = layout.by_length
     if isinstance(value, tuple):
         inner = [_parts(item, tokens, layout) for item in value]
@@ -163,8 +163,8 @@ def _parts(value: Any, tokens: int, layout: PackedSequenceInfo) -> Sequence[Any]
 
 
 def _joined(outs: Sequence[Any], layout: PackedSequenceInfo) -> Any:
-    """Return what the layer returned for all groups as for one packed row: a tensor, or a tuple that begins
-    with one. The rest of a tuple, states and weights of attention, is not read in training.
+    """Join the layer's results of all groups to one packed row: a tensor, or a tuple that begins with one.
+    The rest of a tuple (states, attention weights) is not read in training.
     """
     if isinstance(outs[0], tuple):
         return _joined([out[0] for out in outs], layout), *(None for _ in outs[0][1:])
@@ -178,8 +178,9 @@ _PACKAGE = "is_new_implementation"  # in Transformers' wrapper: whether a packag
 
 
 def boundaries(name: str, layout: PackedSequenceInfo) -> dict[str, Tensor]:
-    """Return the documents of a packed row as a layer's forward takes them. That is their ends, int32 [D +
-    1], by ``name`` (flash-linear-attention), or the document of each token, int32 [1, T] (the others).
+    """Return the document boundaries of a packed row as arguments of a layer's forward. For
+    flash-linear-attention these are the ends, int32 [D + 1], under ``name``; for other packages the document
+    of each token, int32 [1, T].
     """
     lengths = layout.cu_seqlens[1:] - layout.cu_seqlens[:-1]
     documents = torch.arange(len(lengths), device=lengths.device, dtype=torch.int32)

@@ -1,4 +1,5 @@
-"""Change a module's class: its parameters, submodules and names stay, its forward changes, or reads others.
+"""Change a module's class: its parameters, submodules and names stay; its forward changes, or reads other
+weights.
 
 ``ComputeCopiesMixin`` keeps a module's own forward (fused experts, routers, norms, attention with sinks). It
 hands the module low-precision copies of its parameters, and its input in their dtype, as in a model loaded in
@@ -30,8 +31,8 @@ def replace_base(kind: type[T], base: type) -> type[T]:
 
 
 def class_behind(kind: type, front: type) -> type:
-    """Return the class that ``replace_forward`` put ``front`` before, also where others lie on top; ``kind``
-    itself if it has none.
+    """Return the class before which ``replace_forward`` put ``front``, also under further ones; ``kind``
+    itself if there is none.
     """
     kinds = kind.__mro__
     return kinds[kinds.index(front) + 1] if front in kinds else kind
@@ -48,11 +49,11 @@ Copied = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class LowPrecisionForward:
-    """How a module's own forward computes in low precision.
+    """The way in which a module's own forward computes in low precision.
 
-    copies   it reads low-precision copies; else its fp32 parameters
-    input    its first argument is given in the dtype of what it reads
-    output   its result, a tensor, is returned in the dtype of its argument
+    copies   whether it reads low-precision copies (else its fp32 parameters)
+    input    whether its first argument is cast to the dtype of the weights that it reads
+    output   whether its result, a tensor, is cast to the dtype of its argument
     """
 
     copies: bool = True
@@ -67,7 +68,7 @@ _AFFINE = frozenset({"weight", "bias"})
 
 
 def kept_forward(module: nn.Module) -> LowPrecisionForward | None:
-    """Return how a module's forward is kept; None where it is not known to compute in the dtype of what it
+    """Return how a module's forward is kept; None if it may not compute in the dtype of the weights that it
     reads.
     """
     if isinstance(module, ComputeCopiesMixin):
@@ -94,7 +95,7 @@ class ComputeCopiesMixin(nn.Module):
     """Put in front of a module's class (``keep_forward``): hands its forward the copies."""
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> object:
-        """The arguments and the result of the module's own forward."""
+        """Call the module's own forward with its arguments, and return its result."""
         kept: LowPrecisionForward = vars(self)[_KEPT]
         copied: Copied = vars(self)[_COPIED]
         parameters = {name: p for name, p in self._parameters.items() if p is not None}
@@ -119,7 +120,8 @@ def own_class(module: nn.Module) -> type[nn.Module]:
 
 
 def keep_forward(module: nn.Module, kept: LowPrecisionForward, copied: Copied) -> list[nn.Parameter]:
-    """Have the forward of ``module`` read ``copied`` of its parameters; return those that need a copy."""
+    """Let the forward of ``module`` read copies of its parameters ``copied``; return the parameters that need
+    a copy."""
     if not isinstance(module, ComputeCopiesMixin):
         module.__class__ = replace_forward(ComputeCopiesMixin, type(module))
     vars(module).update({_KEPT: kept, _COPIED: copied})

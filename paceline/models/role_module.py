@@ -39,7 +39,7 @@ _ROUTED = {"output_router_logits": True}  # records the routers' logits
 
 
 class TrunkOutput(Protocol):
-    """What a trunk returns, as far as it is read."""
+    """The fields of a trunk's result that are read."""
 
     last_hidden_state: Tensor
     router_logits: tuple[Tensor, ...] | None  # if requested
@@ -147,7 +147,7 @@ class RoleModule(RootModule):
         return iter(()) if self.adapter is not None else persistent_buffers(self.hf)
 
     def choose_head(self) -> None:
-        """Choose how the head is computed again, by a probe on the weights that it has now."""
+        """Choose the head's computation again, by a probe on its current weights."""
         if isinstance(self.head, Head):
             self.head.choose(self.hf)
 
@@ -192,7 +192,7 @@ class RoleModule(RootModule):
         return self._load.taken()
 
     def note(self, subject: str, text: str) -> None:
-        """Keep how this module was run, for ``notes``."""
+        """Add a note on how this module ran, for ``notes``."""
         self.notes_by_subject[subject] = text
 
     def notes(self) -> dict[str, str]:

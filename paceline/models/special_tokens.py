@@ -1,7 +1,7 @@
-"""The tokens that end, begin and pad what a model writes: one rule for rollouts, checkpoints and answers.
+"""The EOS, BOS and padding tokens of a model: one rule for rollouts, checkpoints and answers.
 
-A base says in its configs which tokens end an answer, and may list several; the tokenizer and the chat
-template say it, too. All of them end an answer, wherever the model writes one.
+A base model's configs, its tokenizer and the chat template may each name tokens that end an answer. All of
+them end an answer, wherever the model generates one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 
 
 def listed(ids: Json) -> list[int]:
-    """Return what a config says of a token as a list: it may be an id, a list of ids or nothing."""
+    """Return a config's token ids as a list, from an id, a list of ids or nothing."""
     return [
         int(str(token)) for token in (ids if isinstance(ids, (list, tuple)) else [ids]) if token is not None
     ]
@@ -34,8 +34,8 @@ def end_tokens(hf: HFModel, also: Iterable[int | None] = ()) -> list[int]:
 
 
 def forget_defaults(hf: HFModel, stated: Mapping[str, Json]) -> None:
-    """Take out of the generation config what a config's class has as its default: a model made from scratch
-    knows no tokenizer. ``stated``: the config as the user wrote it.
+    """Remove a config class's default token ids from the generation config, since a model from scratch has no
+    tokenizer. ``stated``: the config as the user wrote it.
     """
     if (generation := getattr(hf, "generation_config", None)) is not None:
         for name in IDS:

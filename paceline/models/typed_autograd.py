@@ -1,4 +1,4 @@
-"""Autograd functions that a type checker can see through. ``apply`` has the arguments and the result of the
+"""Autograd functions with types that a checker understands. ``apply`` has the arguments and the result of the
 subclass's own ``forward``, and the tensors kept for the backward are declared.
 """
 
@@ -15,7 +15,7 @@ Out = TypeVar("Out", covariant=True)
 
 
 class HasForward(Protocol[P, Out]):
-    """What ``Function.apply`` reads of a subclass."""
+    """The interface of a subclass for ``Function.apply``."""
 
     @staticmethod
     def forward(ctx: Any, *args: P.args, **kwargs: P.kwargs) -> Out: ...

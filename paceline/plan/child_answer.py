@@ -1,4 +1,4 @@
-"""Ask a child process, which may import torch, and keep its answer for later starts of this user."""
+"""Query a child process, which may import torch, and cache its answer for later starts of this user."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paceline.core.package import ROOT
 
 @dataclass(frozen=True)
 class ChildAnswer:
-    """What a child printed: ``line``, its last one.
+    """A child's output: ``line``, its last one.
 
-    ``end``: the last line of its errors, its exit code, or why it did not start; ``late``: it was ended after
-    its time.
+    ``end``: the last line of its errors, its exit code, or why it did not start; ``late``: it was ended at
+    its time limit.
     """
 
     line: str = ""
@@ -49,7 +49,7 @@ def child_reply(module: str, environ: Mapping[str, str], seconds: float, request
 
 
 def kept_answer(record: Path) -> str:
-    """Return the text of a kept answer; empty if there is none of this user's."""
+    """Return the text of a cached answer; empty if this user has none."""
     try:
         with record.open(encoding="utf-8") as file:
             return file.read() if os.fstat(file.fileno()).st_uid == os.getuid() else ""
@@ -58,7 +58,7 @@ def kept_answer(record: Path) -> str:
 
 
 def keep_answer(record: Path, text: str) -> None:
-    """Keep an answer. A cache that cannot be written costs seconds at the next start, nothing else."""
+    """Cache an answer. An unwritable cache only costs seconds at the next start."""
     with contextlib.suppress(OSError):
         record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = record.with_name(f"{record.name}.{os.getpid()}")

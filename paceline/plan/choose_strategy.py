@@ -1,4 +1,4 @@
-"""Choose the strategy: the size rule for ``auto``, its fallbacks, and what this machine can start."""
+"""Choose the strategy: the size rule for ``auto``, its fallbacks, and the strategies that can start here."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def startable(name: str, by_size: StrategyChoice, hardware: Hardware) -> Strateg
 
 
 def by_sections(training: TrainingSection) -> StrategyChoice | None:
-    """``auto`` where a section or an axis of the mesh asks for a strategy; None: nothing does."""
+    """Return ``auto``'s choice if a section or a mesh axis requires a strategy; else None."""
     sizes = training.parallelism or Parallelism()
     if training.deepspeed:
         return StrategyChoice("deepspeed", "auto: the config has training.deepspeed")
@@ -94,7 +94,7 @@ def by_sections(training: TrainingSection) -> StrategyChoice | None:
 
 
 def _by_size(world_size: int, shape: ModelShape | None) -> StrategyChoice:
-    """``auto`` where the config leaves it open: one process, or the size rule."""
+    """Return ``auto``'s choice without such a requirement: one process, or the size rule."""
     if world_size == 1:
         return StrategyChoice("single", "auto: one process")
     if shape is None:

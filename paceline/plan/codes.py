@@ -1,4 +1,4 @@
-"""Codes of the plan: what a job needs, what its hardware has, how it is split."""
+"""Codes of the plan: the needs of a job, its hardware, and its layout."""
 
 from __future__ import annotations
 

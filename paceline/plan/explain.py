@@ -45,7 +45,7 @@ def explain(plan: Plan) -> str:
 
 
 def _evaluation(config: Config) -> str:
-    """Return when which rows are evaluated."""
+    """Return a text on when and on which rows the run evaluates."""
     t, data = config.training, config.data
     if t.eval_strategy == "no" and not t.eval_on_start:
         return "none: training.eval_strategy is no"
@@ -64,7 +64,7 @@ def _evaluation(config: Config) -> str:
 
 
 def _checkpoints(t: TrainingSection) -> str:
-    """Return when checkpoints are saved, and which of them stay."""
+    """Return a text on when checkpoints are saved, and how many are kept."""
     if t.save_strategy == "no":
         return "none: training.save_strategy is no"
     when = "after each best evaluation" if t.save_strategy == "best" else ""
@@ -77,7 +77,7 @@ def _checkpoints(t: TrainingSection) -> str:
 
 
 def _every(strategy: str, steps: float) -> str:
-    """Return how often, in words; a number below 1 is a fraction of all steps."""
+    """Return an interval as text; a number below 1 is a fraction of all steps."""
     if strategy == "epoch":
         return "after each epoch"
     return f"every {steps:g} steps" if steps >= 1 else f"every {steps:.4g} of all steps"
@@ -88,10 +88,10 @@ GLOBAL_BATCH = "global_batch"
 
 
 def overview(plan: Plan, expected_bytes: float | None = None, findings: Iterable[Diagnostic] = ()) -> str:
-    """Return three lines before a training: what is trained, where, and how large it is.
+    """Return three lines to print before a training: model, hardware and size.
 
-    ``expected_bytes``: the predicted peak memory of a process, where the machine is known well enough;
-    ``findings``: of the checks before the start, which may say that a resume keeps other rows a step.
+    ``expected_bytes``: the predicted peak memory of a process, if enough is known about the machine;
+    ``findings``: of the checks before the start, which may change the rows of a step at a resume.
     """
     kept = next((found.evidence[GLOBAL_BATCH] for found in findings if GLOBAL_BATCH in found.evidence), None)
     rows = plan.batch.global_batch if kept is None else kept
@@ -109,7 +109,7 @@ def overview(plan: Plan, expected_bytes: float | None = None, findings: Iterable
 
 
 def _trained(plan: Plan) -> str:
-    """Return which model is trained, its size, and which part of it."""
+    """Return the trained model, its size, and the trained part."""
     model, shape, adapter = plan.config.model, plan.shape, plan.adapter
     name = model.name_or_path or (f"a new {shape.model_type}" if shape else "a new model")
     parts = [name]
@@ -151,7 +151,7 @@ def _model(plan: Plan) -> str:
 
 
 def _active(shape: ModelShape) -> str:
-    """Return how many parameters of a mixture of experts one token meets."""
+    """Return the active parameters per token of a mixture of experts."""
     if shape.mixture is None:
         return ""
     tally = tally_of(shape)

@@ -1,4 +1,5 @@
-"""Choose a layout by the search: ``auto``'s fallbacks, ``fastest``, and what would fit a refused plan."""
+"""Choose a layout by search: ``auto``'s fallbacks, ``fastest``, and alternatives to a plan that does not
+fit."""
 
 from __future__ import annotations
 
@@ -145,8 +146,8 @@ def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[
     """Return up to two remedies as YAML with predicted memory.
 
     One keeps the layout with smaller micro-batches or recomputation, one takes another strategy. ``ran_out``:
-    the plan's own layout ran out of memory, so predictions are scaled up to at least that. Empty if nothing
-    fits or can be predicted. Never the plan's own layout.
+    the plan's layout ran out of memory, so predictions are scaled up accordingly. Empty if nothing fits or
+    can be predicted. Never the plan's own layout.
     """
     # Predict the plan itself and every layout of the search.
     cluster = cluster_here(hardware, plan.world_size, plan.num_nodes)
@@ -176,7 +177,7 @@ def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[
 
 
 def _layout(work: StepSpec) -> tuple[int, int, int, int, int, str, float]:
-    """Return what identifies a strategy's layout: everything but micro-batch and recomputation."""
+    """Return a strategy's layout without micro-batch and recomputation, as an identity."""
     shared = work.sharers if work.zero else 1
     return work.zero, shared, work.tp, work.pp, work.cp, work.offload, work.zero and work.storage.weight
 

@@ -1,4 +1,4 @@
-"""How a job is divided over ranks: the mesh of named axes, and the global batch that its data ranks split."""
+"""The division of a job over ranks: the mesh of named axes, and the split of the global batch."""
 
 from __future__ import annotations
 

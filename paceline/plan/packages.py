@@ -29,7 +29,7 @@ Find = Callable[[str], str | None]
 
 
 def installed(name: str) -> str | None:
-    """Return where a package would be imported from; None if missing, or a mere folder of that name.
+    """Return the place of an installed package; None if it is missing, or just a folder of that name.
 
     (``wandb`` creates such a folder.)
     """
@@ -78,8 +78,8 @@ def check_packages(
 
 
 def _compiler(device: str) -> Iterator[Diagnostic]:
-    """Yield what inductor needs and does not find: a C++ compiler for a CPU; for a device Triton, whose
-    launchers are C programs.
+    """Yield what inductor lacks: a C++ compiler for a CPU; for a device Triton, and a C compiler for its
+    launchers.
     """
     key = "training.torch_compile"
     if device == "cpu" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
@@ -101,9 +101,9 @@ def _compiler(device: str) -> Iterator[Diagnostic]:
 def _trackers(
     config: Config, provenance: Mapping[str, Source], environ: Mapping[str, str], find: Find
 ) -> Iterator[Diagnostic]:
-    """Refuse trackers that are named and not installed; warn of those that will record offline.
+    """Reject configured trackers that are not installed; warn of those that will record offline.
 
-    Of the default, and of ``all``, those that are there are used.
+    The default and ``all`` use the installed ones.
     """
     source, key = provenance.get("training.report_to"), "training.report_to"
     report_to = config.training.report_to
@@ -157,7 +157,7 @@ def _missing(what: str, where: str, package: str, hint: str) -> Diagnostic:
 
 
 def missing_object_store(where: str) -> Diagnostic | None:
-    """Return that the package of object storage is not installed; None if it is."""
+    """Return an error if the package for object storage is not installed, else None."""
     return None if installed(PACKAGE) else codes.SAVE_OBJECTS_PACKAGE(where, PACKAGE, extra=EXTRA)
 
 
@@ -165,13 +165,13 @@ _OFF = ("offline", "disabled", "local")
 
 
 def has_key(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether the tracker ``name`` has the key of its server here, or needs none."""
+    """Whether the key of the tracker ``name`` for its server is set here, or none is needed."""
     facts = TRACKERS[name]
     return not facts.key or bool(environ.get(facts.key)) or _has_login(facts, environ)
 
 
 def meant_offline(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether the tracker's own variable says that it is not to send anything."""
+    """Whether the tracker's own variable turns sending off."""
     mode = TRACKERS[name].mode
     return bool(mode) and environ.get(mode, "").lower() in _OFF
 
@@ -194,7 +194,7 @@ _PINNED = re.compile(r"torch\s*\(?==\s*([0-9][\w.]*)")
 
 @dataclass(frozen=True)
 class MadeFor:
-    """A package, its version, the torch that it names, and the torch that is installed."""
+    """A package, its version, the torch release it was built for, and the installed one."""
 
     package: str
     version: str
@@ -202,7 +202,7 @@ class MadeFor:
     torch: str
 
     def finding(self) -> Diagnostic:
-        """Return what is wrong, and what to do."""
+        """Return the warning with its remedy."""
         return codes.PLAN_OTHER_TORCH(
             self.package,
             f"torch {self.torch}",
@@ -214,7 +214,7 @@ class MadeFor:
 
 
 def made_for_another_torch() -> Iterator[MadeFor]:
-    """Yield what was made for another minor release: its operators do not load."""
+    """Yield packages built for another minor release of torch: their operators do not load."""
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -1,6 +1,6 @@
 """The Plan: what will run, immutable, as JSON both ways, with a digest and a reason per decision.
 
-``JobToCheck`` is what checks see of a job before it is planned, ``Combination`` its choices.
+``JobToCheck`` is a job before planning, as checks see it; ``Combination`` holds its choices.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class AdapterSpec:
     - ``quantization``: of the frozen base layers
     - ``target_parameters``: tensors of fused experts, by suffix
     - ``init_lora_weights``: pissa or olora, whose first factors are taken out of the base weights
-    - ``use_dora``: each weight's rows have lengths of their own, which are trained; what follows it comes
-      from peft's folders alone
+    - ``use_dora``: each weight row has a trained magnitude; the fields after this one are set only for peft's
+    folders
     """
 
     r: int
@@ -262,7 +262,7 @@ class Plan:
 
     @property
     def limits(self) -> WaitLimits:
-        """How long ranks wait for one of them, by what the run is doing."""
+        """How long ranks wait for another, by phase of the run."""
         return WaitLimits.of(self.config.training)
 
     @property

@@ -51,7 +51,7 @@ def _left_out(field: Field[T], value: DataclassInstance) -> bool:
 
 
 def from_json(cls: type[T], data: Mapping[str, object]) -> T:
-    """Return the dataclass from its ``to_json``, of which parts may be objects already.
+    """Return the dataclass from its ``to_json``; parts may already be objects.
 
     Raises TypeError for unknown or missing fields.
     """

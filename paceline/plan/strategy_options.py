@@ -16,7 +16,8 @@ class EngineOptions:
 
     @property
     def places(self) -> tuple[str, str]:
-        """Where optimizer (with masters and gradients) and weights are kept: none (device), cpu or nvme."""
+        """Where optimizer states (with masters and gradients) and weights are kept: none (device), cpu or
+        nvme."""
         return "none", "none"
 
     @property
@@ -40,7 +41,7 @@ class EngineOptions:
 
     @classmethod
     def own(cls, engine: EngineOptions) -> Self:
-        """Return ``engine``, which the strategy with these options has resolved."""
+        """Return ``engine`` as this class; it was resolved by the strategy with these options."""
         assert isinstance(engine, cls)
         return engine
 
@@ -83,7 +84,7 @@ class Wrap:
 
     @property
     def unusual(self) -> bool:
-        """Whether units are something else than the model's layers, or the whole."""
+        """Whether units are neither the model's layers nor the whole model."""
         return self.policy == "size" or any(not name.endswith(("Layer", "Block")) for name in self.classes)
 
 

@@ -1,4 +1,4 @@
-"""How long ranks wait for one of them, by what the run is doing."""
+"""How long ranks wait for another, by phase of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ START_KEY, STEP_KEY, _KEY = "training.start_timeout", "training.step_timeout", "
 
 @dataclass(frozen=True)
 class Limit:
-    """How many ``seconds`` ranks wait for one of them, and the config key that sets it."""
+    """How many ``seconds`` ranks wait for another, and the config key that sets it."""
 
     seconds: float
     key: str
@@ -35,10 +35,10 @@ class WaitLimits:
 
     @staticmethod
     def of(training: TrainingSection) -> WaitLimits:
-        """Return the limits that the config sets; where it sets none, ``ddp_timeout`` counts.
+        """Return the configured limits; ``ddp_timeout`` replaces those not set.
 
-        Work between steps has ``ddp_timeout``, however short a step's limit is. It has the step's limit if
-        that is longer, as a process group has one time-out for both.
+        Work between steps has the longer of ``ddp_timeout`` and the step's limit, as a process group has one
+        timeout for both.
         """
         every = Limit(training.ddp_timeout, _KEY)
         start = every if training.start_timeout is None else Limit(training.start_timeout, START_KEY)
@@ -46,7 +46,7 @@ class WaitLimits:
         return WaitLimits(start, step, step if step.seconds > every.seconds else every)
 
     def in_phase(self, phase: str) -> Limit:
-        """Return the limit of what a heartbeat names ``phase``."""
+        """Return the limit of a heartbeat's ``phase``."""
         return self.start if phase == START else self.step if phase == STEP else self.between
 
     @property
@@ -60,7 +60,7 @@ class WaitLimits:
         return max(self.start.seconds, self.step.seconds, self.between.seconds)
 
     def text(self) -> str:
-        """Return what the plan says of them."""
+        """Return the limits as the plan shows them."""
         words = f"the timeout of a collective is {self.between.seconds:g} s ({self.between.key})"
         apart = [
             f"{limit.seconds:g} s {where} ({limit.key})"

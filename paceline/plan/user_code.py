@@ -1,4 +1,5 @@
-"""The user's own code: what a config names, and specs whose exceptions become errors at the user's line."""
+"""The user's own code: list what a config names, and turn exceptions of its specs into errors at the user's
+line."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def guarded(spec: S, key: str) -> S:
     """Return a copy of a user-defined spec whose methods and properties raise ConfigError, at ``key``, for
     any exception of the user's code.
 
-    Whoever calls them, now or later, need not know that the code is a user's. A generator is read to its end
-    inside the call; a method that returns nothing where the base class promises a value has failed, too.
+    So callers need not distinguish user-defined specs. A generator is read to its end inside the call. It is
+    also an error if a method returns None where the base class promises a value.
     """
     copied = copy.copy(spec)
     cls: type = type(spec)
@@ -53,7 +54,7 @@ def _guarded_class(cls: type, key: str) -> type:
 
 
 def _may_be_none(cls: type, name: str) -> bool:
-    """Whether the package's own base class lets this method return None, or has no such method."""
+    """Whether Paceline's base class allows this method to return None, or lacks the method."""
     members = [vars(base)[name] for base in cls.__mro__ if name in vars(base) and _is_ours(base)]
     method = (
         members[-1].fget
@@ -112,7 +113,8 @@ _NAMES = ("name", "path", "converter")  # what names code in an item of a list
 
 
 def own_code(config: Config, folder: Path) -> tuple[str, ...]:
-    """Return ``FILE (kind module:attr)`` of all code that ``config`` names; of a module elsewhere its name.
+    """Return ``FILE (kind module:attr)`` of all code that ``config`` names; for a module outside ``folder``,
+    its name in place of the file.
 
     Imports nothing.
     """

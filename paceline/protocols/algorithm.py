@@ -16,11 +16,11 @@ from paceline.protocols.roles import Output, Role
 
 @dataclass(frozen=True)
 class WindowMeans:
-    """Forwards without gradients over a whole window before its first backward, and means of them over all
-    documents and ranks, which the losses need.
+    """Means over all documents and ranks of a window, which the losses need: from forwards without gradients
+    before its first backward.
 
     roles  the models to run; a role without a model of its own is the policy with its adapter disabled
-    rows   what they read: the micro-batches themselves (empty), or those of ``Batch.others`` under this name
+    rows   their input: the micro-batches themselves (empty), or those of ``Batch.others`` under this name
     """
 
     roles: tuple[Role, ...]

@@ -1,4 +1,4 @@
-"""A micro-batch: documents concatenated without padding, and the rows that it is built of."""
+"""A micro-batch: documents concatenated without padding, and the rows from which it is built."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ class Batch:
                                    moved to a device separately
     tokens         name -> [1, T]  per-token values at labelled positions (elsewhere 0): log-probability at
                                    sampling, …
-    places         int64 [L] or None    the labelled positions, found on the host before a move to a device,
-                                   which could find them by a wait only; None: see ``label_places``
+    places         int64 [L] or None    the labelled positions, found on the host before the move to a
+                                        device, where finding them would make the host wait; None: see
+                                        ``label_places``
 
     A filler is one document (``group`` of them) of ``[pad, pad]`` without labels: every parameter gets a
     gradient from it, and it has weight 0.
@@ -84,7 +85,7 @@ class Batch:
         return (self.labels.flatten() != IGNORE_INDEX).nonzero().squeeze(1)
 
     def boundaries(self) -> Tensor:
-        """Return ``cu_seqlens`` as int64 [D + 1] on the labels' device, without a wait for it."""
+        """Return ``cu_seqlens`` as int64 [D + 1] on the labels' device, without making the host wait."""
         return self.cu_seqlens.to(self.labels.device, non_blocking=True).long()
 
     def pinned(self) -> Batch:
@@ -105,8 +106,8 @@ class Batch:
         return self.pinned() if other.cu_seqlens.is_pinned() and not self.input_ids.is_pinned() else self
 
     def sent(self, values: Tensor, device: torch.device) -> Tensor:
-        """Return a tensor of the host that goes with this batch on ``device``, out of pinned memory if the
-        batch's is (``cu_seqlens`` stays on the host).
+        """Copy a host tensor that belongs to this batch to ``device``, from pinned memory if the batch is
+        pinned (``cu_seqlens`` stays on the host).
         """
         return (values.pin_memory() if self.cu_seqlens.is_pinned() else values).to(device, non_blocking=True)
 

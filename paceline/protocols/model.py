@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, TextStreamer
 
     class HFModel(PreTrainedModel):  # type: ignore[no-untyped-call]
-        """A Transformers model with a head, to type checkers: the types that Transformers' methods lack.
+        """Types, which Transformers' methods lack, of a model with a head; for type checkers.
 
         ``get_output_embeddings`` is of a language model; one for classification returns None.
         """
@@ -51,7 +51,7 @@ class BuildOptions:
                    are kept here
     by_slices      parameters stay on meta where each rank can read its own part of them from the files
                    (``RootModule.slices``); buffers have values, and kernels are chosen as for real weights
-    packs          layers of a 4-bit base stay empty where they can be read so: the strategy packs each one
+    packs          layers of a 4-bit base stay empty if they can be read one by one; the strategy packs each
     """
 
     device: torch.device | None = None
@@ -65,8 +65,8 @@ WHOLE = BuildOptions()
 
 
 class Slices(Protocol):
-    """The files of a model as its parameters' blocks. ``more``: rows of a parameter beyond those of the
-    files; one rank makes them (``grow``), and the others are given them.
+    """Read blocks of a model's parameters from its files. ``more``: rows of a parameter beyond those of the
+    files; one rank computes them (``grow``) and sends them to the others.
     """
 
     @property
@@ -96,7 +96,7 @@ class RootModule(nn.Module):
 
     @property
     def parts(self) -> Sequence[HFModel]:
-        """The Hugging Face models inside: one, of a rank with several stages of a pipeline one a stage."""
+        """The Hugging Face models inside: one, or one per pipeline stage of this rank."""
         return (self.hf,)
 
     def plain_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -135,7 +135,7 @@ class RootModule(nn.Module):
         return None
 
     def note(self, subject: str, text: str) -> None:
-        """Keep how this module was run, for ``notes``. The default keeps nothing."""
+        """Record how this module was run, for ``notes``. The default records nothing."""
 
     def notes(self) -> Mapping[str, str]:
         """Return how this module computes, and why, by subject: for the log."""
@@ -144,7 +144,7 @@ class RootModule(nn.Module):
 
 class ModelFactory(Protocol):
     """Builds the root module of a role; ``Strategy.prepare`` calls it, so that the strategy decides where and
-    when.
+    when to build.
     """
 
     def __call__(self, options: BuildOptions = WHOLE) -> RootModule: ...

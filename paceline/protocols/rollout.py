@@ -18,7 +18,7 @@ Sum = Callable[[Sequence[float]], list[float]]  # summed over data-parallel rank
 
 
 class RolloutInterrupted(PacelineError):
-    """No answers can be had. Every rank raises it, between two steps: what is trained can be saved."""
+    """A rollout failed. Every rank raises it, between two steps, so the trained state can be saved."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class RolloutAnswers:
     total: Sum
 
     def everyones(self, of_rank: Sequence[Tensor]) -> Tensor:
-        """Return float64 [R]: one number per answer, from those of this rank's documents (``of_rank``: [D]
-        per micro-batch). Collective.
+        """Return float64 [R]: one number per answer, from the numbers of this rank's documents (``of_rank``:
+        [D] per micro-batch). Collective.
         """
         table = torch.zeros(len(self.groups), dtype=torch.float64)
         for where, values in zip(self.places, of_rank, strict=True):
@@ -93,8 +93,8 @@ class OnPolicyObjective(Objective, Protocol):
         """
 
     def is_flat(self, scores: Tensor, spread: Tensor) -> bool:
-        """Whether the rewards give no answer of a rollout an advantage. Of ``compute_advantages``: its
-        ``scores``, the deviations that it returned.
+        """Whether no answer of a rollout gets an advantage. ``scores`` and ``spread``: argument and second
+        result of ``compute_advantages``.
         """
 
     def finalize_rollout(

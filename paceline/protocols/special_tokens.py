@@ -10,8 +10,8 @@ SECOND = "second"
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """A tokenizer's ids (None: it has no such token); ``ends``: every token that it or its chat template ends
-    an answer with.
+    """A tokenizer's ids (None: it has no such token); ``ends``: every token with which it or its chat
+    template ends an answer.
     """
 
     eos: int | None = None

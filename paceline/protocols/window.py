@@ -14,8 +14,8 @@ from paceline.protocols.batch import Batch
 
 @dataclass(frozen=True)
 class Report:
-    """What happened before a window's step: a rollout. Equal on every rank, except ``samples``, which are
-    rank 0's.
+    """Report of a rollout before a window's step. Equal on every rank, except ``samples``, which are rank
+    0's.
 
     metrics  by name: rewards, lengths, seconds per phase
     samples  rows of prompt, completion, rewards, for inspection
@@ -34,7 +34,7 @@ class Window:
     """The micro-batches of one rank for global step ``step`` (0-based) of ``epoch``; ``sample_digest`` hashes
     the document ids of ALL ranks.
 
-    ``no_labels``: what to do if no rank has anything to learn in it.
+    ``no_labels``: the hint of the error if no rank has a labelled token in it.
     """
 
     step: int
@@ -69,10 +69,10 @@ class StepResult:
 class UnreadResult:
     """The result of a training window, whose numbers may still be on their way from the device.
 
-    read       returns it, once it is there
-    under_way  whether reading may have to wait for the device
-    arrives    whether it is there within so many seconds; raises nothing
-    seconds    of the window on the device's own clock, once it was read; None where it keeps no time
+    read       wait for the result and return it
+    under_way  whether ``read`` may have to wait for the device
+    arrives    wait at most so many seconds; return whether the result arrived; raises nothing
+    seconds    duration of the window by the device's timer, after ``read``; None if it has none
     """
 
     read: Callable[[], StepResult]

@@ -1,4 +1,4 @@
-"""Remedies completed: the further lines that this config needs under them, without which they are refused."""
+"""Complete remedies: add the further lines that this config needs for them to be accepted."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _OFFER = re.compile(r"distributed_strategy: (\w+(?:(?:,? (?:or|to|and) |, )\w+)*
 def complete_remedies(
     findings: Iterable[Diagnostic], config: Config, facts: Facts, provenance: Mapping[str, Source]
 ) -> list[Diagnostic]:
-    """Return the findings; where a hint offers another strategy, it names what else that needs here.
+    """Return the findings; a hint that offers another strategy also names what that strategy needs here.
 
-    A strategy has no use for another engine's section, for a mesh axis that it lacks, or for this number of
-    processes. And a key that is written under another name (``bf16``) must not be written twice.
+    Another engine's section, a mesh axis that the strategy lacks, or this number of processes may have to
+    change. A key that the config has under another name (``bf16``) must not be set twice.
     """
     renamed = {
         path.rpartition(".")[2]: written
@@ -43,7 +43,7 @@ def complete_remedies(
 
 @dataclass(frozen=True)
 class _RemedyLines:
-    """The lines that remedies leave out, for a config as it is written on its machine.
+    """The lines that remedies lack, for a config and its machine.
 
     ``renamed``: keys by our name → the name under which the config writes them.
     """
@@ -53,7 +53,7 @@ class _RemedyLines:
     renamed: Mapping[str, str]
 
     def further(self, hint: str) -> Iterator[str]:
-        """Yield what a hint leaves out."""
+        """Yield the lines that a hint lacks."""
         by_lines: dict[tuple[str, ...], list[str]] = {}
         keys = _KEY.findall(hint)
         for name, before in _offered(hint):
@@ -68,7 +68,7 @@ class _RemedyLines:
                 yield f"{key} takes the place of {self.renamed[key]}"
 
     def lines(self, spec: StrategySpec) -> Iterator[str]:
-        """Yield the lines that make this config one of the strategy."""
+        """Yield the lines with which this config works under the strategy."""
         training, facts = self.training, self.facts
         world = facts.world_size
         # Sections of another engine, or of another stage of this one
@@ -106,7 +106,7 @@ class _RemedyLines:
 
 
 def _offered(hint: str) -> Iterator[tuple[str, str]]:
-    """Yield each strategy that a hint offers, and the words before it: they may name its lines already."""
+    """Yield each strategy that a hint offers, and the words before it, which may already name its lines."""
     for offer in _OFFER.finditer(hint):
         for name in re.findall(r"\w+", offer[1]):
             if name in STRATEGIES.names():

@@ -1,4 +1,5 @@
-"""Rules for this machine: what its devices cannot do (nothing goes to the CPU instead), and its limits."""
+"""Rules for this machine: what its devices do not support (there is no fallback to the CPU), and its
+limits."""
 
 from __future__ import annotations
 

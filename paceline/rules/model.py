@@ -21,7 +21,7 @@ from paceline.rules.rule import Context, Rule
 
 
 def _name_of_base(lora: LoraSection | None) -> str:
-    """Return the line that names a model: an adapter's folder says which it was trained on."""
+    """Return the line that names a model: an adapter's folder names its base."""
     folder = lora.adapter_name_or_path if lora is not None else None
     base = adapter_base(folder) if folder else ""
     why = f", as base_model_name_or_path in {folder}/adapter_config.json says" if base else ""

@@ -148,9 +148,7 @@ def schedule_options(c: Context) -> Iterator[Diagnostic]:
 
 
 def _instead(name: str, options: Mapping[str, Json], max_steps: int) -> str:
-    """Return what to write where options of a schedule do not fit: what lacks, or a decay that the run has
-    room for.
-    """
+    """Return the remedy for a schedule's options: the missing one, or a decay short enough for the run."""
     extra = [key for key in NEEDED.get(name, ()) if key in options][1:]
     fitting = {key: value for key, value in options.items() if key not in extra}
     if "num_decay_steps" in options and max_steps > 0:

@@ -109,7 +109,7 @@ def inside_nodes(c: Context) -> Iterator[Diagnostic]:
 
 
 def _strategy_with(axes: set[str]) -> str:
-    """Return the strategy that has these axes: without a further package, and made for most axes."""
+    """Return a strategy with these axes: one without a further package, with the most axes."""
     able = [spec for spec in strategy_specs() if spec.axes is None or axes <= spec.axes]
     return max(able, key=lambda spec: (not spec.requires, len(spec.axes or ()))).name
 
@@ -176,7 +176,7 @@ def sharding_axes(c: Context, *, scores: bool) -> tuple[str, ...]:
 
 
 def whole_again(wrong: Sequence[str], able: str, keeps: frozenset[str] = frozenset()) -> str:
-    """Return what to write so that ``wrong`` (of ``sharding_keys``) splits nothing.
+    """Return the remedy after which ``wrong`` (from ``sharding_keys``) splits nothing.
 
     ``able``: strategies in whose name nothing is split; ``keeps``: axes that one of them may keep (``tp``).
     """

@@ -27,7 +27,7 @@ def full_eval(c: Context) -> Iterator[Diagnostic]:
 
 
 def can_scale_loss(c: Context) -> bool:
-    """Whether fp16 gets the loss scale that it needs: by the strategy, and not with FSDP's offload."""
+    """Whether fp16 gets its loss scaling: the strategy supports it, and FSDP's offload is off."""
     offload = (
         "offload" in str(c.training.fsdp) or as_object(c.training.fsdp_config).get("cpu_offload") is True
     )

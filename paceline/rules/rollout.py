@@ -1,4 +1,5 @@
-"""Rules for on-policy algorithms and their server: unsupported combinations, and what would learn nothing."""
+"""Rules for on-policy algorithms and their server: unsupported combinations, and settings under which nothing
+is learned."""
 
 from __future__ import annotations
 
@@ -236,7 +237,7 @@ def _address(c: Context, server: ServerOptions) -> Iterator[Diagnostic]:
 
 
 def _is_public(host: str) -> bool:
-    """Whether a host is an address that strangers reach; of a name nothing is known."""
+    """Whether a host is a public address; False for a name."""
     try:
         return ip_address(host).is_global
     except ValueError:

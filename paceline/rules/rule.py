@@ -37,9 +37,9 @@ class Facts:
     - ``config_fields``, ``config_words``: the keys that the model family of ``model.config`` declares, and
       all words of its code
     - ``pretrained_dtype``: torch's name for the dtype of the pretrained weights
-    - ``composite``: type of the model with a tower of which the language model is trained, empty for others
-    - ``infiniband``: this node has such a device, and NCCL may use it
-    - ``outside_srun``: nodes and tasks of a Slurm allocation, where this process is in no task of it
+    - ``composite``: type of a multimodal model whose language model is trained, empty for others
+    - ``infiniband``: this node has an InfiniBand device, and NCCL may use it
+    - ``outside_srun``: nodes and tasks of a Slurm allocation in which this process is not a task
     """
 
     device: str | None = None
@@ -134,7 +134,7 @@ class Context:
     def strategy(self) -> StrategySpec | None:
         """``named_strategy``, or the strategy that ``auto`` chooses because of a config section.
 
-        None where the choice is still open.
+        None while the choice is open.
         """
         t = self.config.training
         chooser = CHOOSERS.get(t.distributed_strategy)
@@ -199,7 +199,7 @@ class Context:
 
 
 def checked(c: Context, spec: AlgorithmSpec | StrategySpec, key: str) -> Iterable[Diagnostic]:
-    """Run a spec's own checks; where those of a user's spec fail, say so at the line of ``key``."""
+    """Run a spec's own checks; an exception in a user's spec becomes an error at the line of ``key``."""
     try:
         return tuple(spec.check(c))
     except ConfigError as error:

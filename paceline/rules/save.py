@@ -18,7 +18,7 @@ from paceline.rules.rule import Context, Rule
 
 
 def _evaluated(c: Context, every: str = "steps") -> str:
-    """Return the lines of a run that evaluates, on rows of its own where the config names none."""
+    """Return the lines that turn evaluation on, with held-out rows if the config names none."""
     rows = "" if _has_eval_rows(c) else " with data.validation_split: 0.05 (or data.eval: PATH)"
     return f"eval_strategy: {every}{rows}"
 

@@ -1,4 +1,4 @@
-"""An append-only file: each line goes to the kernel at once.
+"""An append-only file: each line is written to the kernel at once.
 
 Write errors are counted and reported, not raised.
 """
@@ -94,7 +94,7 @@ class Appended:
     def _is_renamed(self) -> bool:
         """Whether the path no longer leads to the open file, though its folder is where it was.
 
-        A run that was moved or replaced as a whole is another matter (``runlog.place``).
+        ``runlog.place`` handles a run that was moved or replaced as a whole.
         """
         try:
             status = os.stat(self.path, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""What a callback is: an object with a method for each kind of event, or a function of events."""
+"""Callbacks: an object with a method per kind of event, or a function of events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def has_methods(target: object) -> bool:
 
 
 def deliver(callback: Any, event: Event) -> None:
-    """Call ``callback``'s method for ``event``; a function gets each of these events."""
+    """Call ``callback``'s method for ``event``; a function gets every event."""
     method = METHODS[type(event)]
     if has_methods(callback):
         call = getattr(callback, method, None)

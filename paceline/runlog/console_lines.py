@@ -1,4 +1,4 @@
-"""Lines around a training on the console: the five before it, and the next commands after it."""
+"""Console lines around a training: the five before it, and the next commands after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_COMMANDS = 3
 
 
 def is_verbose(environ: Mapping[str, str]) -> bool:
-    """Whether every line is wanted: the variable is set, and not to 0."""
+    """Whether to print every line: the variable is set, and not to 0."""
     return environ.get(VERBOSE, "") not in ("", "0")
 
 

@@ -114,7 +114,7 @@ def _ranks(run: RunDir) -> Mapping[int, list[Record]]:
 
 
 def _take_other(history: History, rank: int, records: list[Record]) -> None:
-    """Take from every rank its memory, and errors that rank 0 may not have lived to write."""
+    """Take each rank's memory, and errors that rank 0 may not have written before it died."""
     # Only the last attempt's errors count; memory counts for steps of the history.
     reported = {(e.rank, e.diagnostic.code, e.diagnostic.what) for e in history.errors}
     memory: dict[int, int] = {}

@@ -1,7 +1,8 @@
-"""What libraries log and warn: into a rank's log file, and onto the console only with ``--verbose``.
+"""Log records and warnings of libraries: write them to a rank's log file, and to the console only with
+``--verbose``.
 
-A library is whatever is installed with Python (``site-packages``, the standard library) or comes with a
-model. Its errors are always shown, and so is all that the user's own code logs and warns.
+Code in ``site-packages``, in the standard library, or shipped with a model counts as a library. Errors are
+always shown, and so are all records and warnings of the user's own code.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _STANDARD = str(Path(sysconfig.get_path("stdlib")).resolve()) + os.sep
 
 
 def is_library(path: str) -> bool:
-    """Whether the code in a file is a library's; warnings that blame a file of ours are libraries' too."""
+    """Whether the code in a file is a library's; Paceline's own files count too, for the warnings at their
+    lines."""
     installed = any(part in _INSTALLED for part in Path(path).parts)
     return installed or path.startswith((_OWN, _STANDARD, "<frozen", "<string>"))
 
@@ -64,16 +66,16 @@ def kept_from_console(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def listen(write: Write | None) -> None:
-    """Have ``write(text, level)`` called with each library's record, those of before included.
+    """Call ``write(text, level)`` with each library record, also with those held so far.
 
-    None: drop them from now on.
+    None: drop records from now on.
     """
     for held in _present():
         held.give_to(write)
 
 
 def show_again(name: str) -> None:
-    """Let the logger ``name`` print: it reports what no code of ours checks."""
+    """Let the logger ``name`` print again: Paceline does not check what it reports."""
     logging.getLogger(name).removeFilter(_passes)
 
 
@@ -136,7 +138,7 @@ class _Held(logging.Handler):
             self.handleError(record)
 
     def give_to(self, write: Write | None) -> None:
-        """Write what is held, and each later record, with ``write``."""
+        """Write the held records, and each later one, with ``write``."""
         records, self._records, self._write = self._records, [], write
         for record in records if write is not None else ():
             self.handle(record)

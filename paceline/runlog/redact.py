@@ -84,7 +84,7 @@ class Redactor:
 
 
 def printable(text: str, *, keep_newlines: bool = False) -> str:
-    """Escape every character that a terminal or an editor acts on instead of showing it.
+    """Escape every character that a terminal or an editor interprets instead of showing.
 
     These are control characters, the start of ANSI escape sequences, and characters that reorder (bidi
     overrides) or hide text. So a sample, a name or a message cannot act on the terminal or forge a log line.

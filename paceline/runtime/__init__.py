@@ -1,1 +1,1 @@
-"""What a process needs before it has a model: process group, error alarm, device, seeds, heartbeat."""
+"""A process's setup before the model: process group, error alarm, device, seeds, heartbeat."""

@@ -1,4 +1,4 @@
-"""Noise and cost of libraries that do nothing here: progress bars, and torchao's import."""
+"""Turn off progress bars of libraries, and the unused import of torchao."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PACKED = "torchao.prototype.safetensors.safetensors_support"
 def quiet_libraries(*, checks_weights: bool = True) -> None:
     """Disable Transformers' progress bars. Call before anything is loaded in a rank.
 
-    ``checks_weights``: code of ours loads models and refuses folders that lack weights. Otherwise
-    Transformers' report of missing weights is printed. So are its lines about missing kernels on a device
-    that could run them.
+    ``checks_weights``: Paceline loads the models and rejects folders that lack weights. Otherwise
+    Transformers prints its report of missing weights, and its lines about missing kernels on a device that
+    could run them.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -37,8 +37,8 @@ def quiet_libraries(*, checks_weights: bool = True) -> None:
 def import_without_torchao() -> None:
     """Import Transformers' quantizers without torchao, which they need to write folders in its formats.
 
-    It costs half a second of CPU a process. For a process of ours, before a model is built: nothing changes
-    in one that has imported either. torchao itself can be imported afterwards as ever.
+    The import costs half a second of CPU per process. Call it before a model is built: it has no effect if
+    either is already imported. torchao can still be imported afterwards.
     """
     if _QUANTIZER in sys.modules or "torchao" in sys.modules:
         return

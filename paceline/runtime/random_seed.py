@@ -1,6 +1,4 @@
-"""Counter-based randomness (contract 6): a seed is a pure function of where it is used, not of what was
-drawn before.
-"""
+"""Counter-based randomness (contract 6): a seed depends only on where it is used, not on earlier draws."""
 
 from __future__ import annotations
 

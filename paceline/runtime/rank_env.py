@@ -26,7 +26,7 @@ _DERIVED_PORTS = range(20000, 28000)
 class RankEnv:
     """This process among ``world_size``: its rank, its node, and where the ranks meet.
 
-    ``restart`` counts torchrun's restarts (keys of an earlier attempt must not be read); ``agent_store``:
+    ``restart`` counts torchrun's restarts (so no keys of an earlier attempt are read); ``agent_store``:
     torchrun's agent hosts the store at ``master_addr:master_port``, otherwise rank 0 does. ``launcher``:
     ``torchrun``, ``deepspeed``, ``mpirun``, ``slurm``, ``jsrun``, ``flux``, ``env`` or ``single``.
     ``one_host``: according to it, all ranks are on this machine.
@@ -82,7 +82,8 @@ class RankEnv:
 
 
 def _refuse_two_launchers(environ: Mapping[str, str], env: RankEnv) -> None:
-    """Refuse a RANK set outside a process manager: all of its processes would have the same rank."""
+    """Reject a RANK that was set outside the process manager: all of its processes would have the same
+    rank."""
     manager = manager_of(environ)
     if manager is None or _number_of(environ, manager.size) == 1:
         return
@@ -195,7 +196,7 @@ def _from_manager(environ: Mapping[str, str], manager: JobManager) -> RankEnv:
 
 
 def _alone(environ: Mapping[str, str]) -> RankEnv:
-    """One process without a launcher's rank variables, unless WORLD_SIZE says that there should be more."""
+    """Return the environment of a single process, if WORLD_SIZE does not require more."""
     if environ.get("WORLD_SIZE", "1").strip() not in ("", "1"):
         raise _error(
             codes.RUNTIME_ENV_MISSING,
@@ -207,7 +208,8 @@ def _alone(environ: Mapping[str, str]) -> RankEnv:
 
 
 def _port_for(job: str) -> int:
-    """Derive a port that is equal on all ranks of a job and unlikely to be equal for two jobs on a host."""
+    """Derive a port that all ranks of a job compute alike, and that two jobs on a host are unlikely to
+    share."""
     if not job.strip("."):
         return DEFAULT_PORT
     digest = hashlib.blake2b(job.encode(), digest_size=4).digest()
@@ -215,7 +217,7 @@ def _port_for(job: str) -> int:
 
 
 def _number_of(environ: Mapping[str, str], names: tuple[str, ...], default: int | None = None) -> int:
-    """Return the first of these variables that is set, as a number."""
+    """Return the value of the first of these variables that is set, as a number."""
     name = next((name for name in names if environ.get(name)), names[0] if names else "")
     return _number(environ, name, default)
 

@@ -1,8 +1,8 @@
-"""Limits for what may hang: a call that may never return, and the exit of a broken process group.
+"""Time limits: for a call that may never return, and for the exit of a broken process group.
 
 torch's stores take a timeout but do not enforce it. ``check``, ``get``, ``set`` and the constructor wait for
 the server's answer, forever if the server is stopped or the network is cut. In torch 2.13 only waiting for a
-key to appear is timed.
+key has a time limit.
 """
 
 from __future__ import annotations

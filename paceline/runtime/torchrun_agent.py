@@ -1,4 +1,5 @@
-"""torchrun's agent, but it returns the workers' exit code and prints one line instead of the error box.
+"""torchrun's agent, except that it returns the workers' exit code and prints one line instead of the error
+box.
 
 ``python -m paceline.runtime.torchrun_agent <torchrun's flags> -m module args…`` or ``… script.py args…``:
 started by ``launch.launchers`` as a separate process.

@@ -1,3 +1,1 @@
-"""Simulation: the run's own model and strategy on tensors without storage, in a world of any size, in one
-process.
-"""
+"""Simulation: run the real model and strategy in one process without storage, for any world size."""

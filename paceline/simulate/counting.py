@@ -1,4 +1,4 @@
-"""What a simulated step does: collectives by kind and bytes, and activations that autograd saves."""
+"""Count a simulated step's collectives by kind and bytes, and the activations that autograd saves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _IGNORED = ("wait_tensor", "barrier", "monitored_barrier")  # they move no data
 
 
 class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count collectives inside.
+    """Count the collectives inside the context.
 
     Bytes are those of the full tensor (all-gather's output, reduce-scatter's input).
     """
@@ -96,7 +96,8 @@ class FakeValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class SavedActivations:
-    """Bytes that autograd saves while ``watching``: every storage except weights once, by trunk and head."""
+    """Bytes that autograd saves while ``watching``: every storage once, without weights, for trunk and head
+    apart."""
 
     def __init__(self, root: nn.Module) -> None:
         self.trunk = 0
@@ -110,7 +111,7 @@ class SavedActivations:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count saved tensors inside.
+        """Count the saved tensors inside the context.
 
         FSDP2's gathered weights are recognised by type: parameters or views of them.
         """

@@ -1,4 +1,4 @@
-"""The real module on fake tensors: built without storage, with the kernels that a small real twin chose."""
+"""The real module on fake tensors, with the kernels that a small model with real tensors chose."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FakeFactory:
         options: BuildOptions | None = None,
         chunk_bytes: int = LEAST_CHUNK,
     ) -> None:
-        """``options`` replace those that a strategy requests; ``chunk_bytes``: of the head's logits."""
+        """``options`` replace the strategy's; ``chunk_bytes``: size of the head's logits chunks."""
         self.role = Role(algorithm_spec(plan.algorithm).trains)
         self._plan, self._config, self._mode, self._options = plan, dict(config), mode, options
         self._chunk_bytes = chunk_bytes
@@ -50,7 +50,7 @@ class FakeFactory:
         return self._config
 
     def __call__(self, options: BuildOptions = WHOLE) -> RootModule:
-        """Like ``HFModelFactory``; decisions that need real weights are taken from the twin."""
+        """Like ``HFModelFactory``; decisions that need real weights are copied from the small model."""
         options = self._options or options
         with _disable_current_modes():
             twin = _Decided(ModelSection(config=shrunk(self._config)), self.role, **self._arguments())(
@@ -87,7 +87,7 @@ class FakeFactory:
 
 
 class _Decided(HFModelFactory):
-    """Swap in the kernels given as ``decided``; without them, those that the probes choose."""
+    """Use the kernels in ``decided``; without it, those that the probes choose."""
 
     def __init__(
         self, model: ModelSection, role: Role, decided: Mapping[str, Any] | None = None, **arguments: Any
@@ -98,7 +98,7 @@ class _Decided(HFModelFactory):
         )
 
     def swap_kernels(self, hf: Any, options: BuildOptions, stand_in: bool = False) -> None:
-        """Swap every layer's kernels as in the twin's first layer."""
+        """Use in every layer the kernels of the small model's first layer."""
         if self._decided is None:
             super().swap_kernels(hf, options, stand_in)
             return

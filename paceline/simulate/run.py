@@ -37,7 +37,7 @@ def simulate(plan: Plan, config: Mapping[str, Json], chunk_bytes: int = LEAST_CH
     """Simulate one step; return bytes of ``states``, ``activations``, ``head`` and ``gathered`` (weights that
     are whole when the backward begins), and ``collectives``.
 
-    ``chunk_bytes``: of logits that the head computes at a time on the planned device.
+    ``chunk_bytes``: size of the logits that the head computes at a time on the planned device.
 
     ``collectives``: kind → [count, bytes]; all are JSON types. If a strategy's engine reads real memory
     (DDP's reducer, DeepSpeed), only the module is run, on one process: see ``plan.cost.simulation_check``.
@@ -60,7 +60,7 @@ def simulate(plan: Plan, config: Mapping[str, Json], chunk_bytes: int = LEAST_CH
 
 
 def _options(plan: Plan, spec: StrategySpec) -> BuildOptions | None:
-    """Return how an engine that casts weights has the model built; None: the strategy that is run decides."""
+    """Return the build options of an engine that casts weights; None: the simulated strategy decides."""
     layout = spec.layout(plan.mesh, plan.engine)
     if not spec.engine_casts or layout is None:
         return None
@@ -126,7 +126,8 @@ def _micro_step(
 
 
 def _outputs(plan: Plan) -> frozenset[Output]:
-    """Return the outputs to request, except a divergence from another model, which does not exist here.
+    """Return the outputs to request, without those that compare with another model, which does not exist
+    here.
 
     The other outputs save as much memory.
     """

@@ -100,9 +100,9 @@ class DataParallel(Strategy):
 
     ``nn.DataParallel`` does this in eight steps per batch: scatter, replicate the model, forward in threads,
     gather, loss on the first device, scatter its gradient, backward, reduce to the first device. It has four
-    costs. The threads share Python's GIL; the first device holds the optimizer and the sums besides its
-    replica; weights are copied again after every step; it is limited to one machine. DDP has none of them. On
-    one device, or on a CPU, nothing is scattered and it computes exactly as ``single``.
+    drawbacks. The threads share Python's GIL; the first device holds the optimizer and the sums besides its
+    replica; weights are copied again after every step; it is limited to one machine. DDP has none of these.
+    On one device, or on a CPU, nothing is scattered and it computes exactly as ``single``.
     """
 
     runner = ReplicatedRunner

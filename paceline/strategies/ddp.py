@@ -35,10 +35,10 @@ SENT_BYTES = 16 * 2**20  # of a weight at a time, and as much beside it
 
 @torch.no_grad()
 def same_states(root: nn.Module) -> None:
-    """Give every rank rank 0's parameters and buffers, in turn, in their own memory. Collective.
+    """Copy rank 0's parameters and buffers to every rank, one at a time and in place. Collective.
 
-    They are built alike, but processors of another kind may round initial weights in another way. What is the
-    same already is not written: frozen weights that are mapped from a file stay so.
+    Ranks build them alike, but another kind of processor may round initial weights differently. Equal values
+    are not written, so frozen weights mapped from a file stay mapped.
     """
     sent: set[tuple[int, int]] = set()
     for tensor in (*root.parameters(), *root.buffers()):
@@ -110,11 +110,11 @@ class DDP(Strategy):
     def warm_up(self, handle: Handle, batch: Batch, algorithm: Objective) -> None:
         """Make two discarded passes, so that DDP has rebuilt its buckets before the first step.
 
-        DDP learns in the first backward in which order gradients get ready, and rebuilds its buckets in that
-        order in the second forward. Without this, sums over ranks are split differently in a run's first step
+        DDP records the order of gradients in the first backward, and rebuilds its buckets in that order in
+        the second forward. Without this warm-up, sums over ranks are split differently in a run's first step
         than later. A resumed run would differ from an uninterrupted one in the last bits (seen with 4 ranks).
-        Gradients, buffers and random state are restored; a filler makes a cheap ``batch``, as every parameter
-        gets a gradient from it.
+        Gradients, buffers and random state are restored. A filler row is a cheap ``batch``: it gives every
+        parameter a gradient.
         """
         if not isinstance(handle.module, DistributedDataParallel):
             return

@@ -28,7 +28,7 @@ def squares(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _summable(gradient: Tensor) -> Tensor:
-    """16 bits are too few for a sum of squares."""
+    """Return a 16-bit gradient in fp32, since 16 bits are too few for a sum of squares."""
     return gradient.float() if gradient.dtype in (torch.bfloat16, torch.float16) else gradient
 
 

@@ -1,4 +1,4 @@
-"""Turn any exception into one named diagnostic; for exhausted memory with what would fit instead."""
+"""Turn any exception into one diagnostic with a code; for exhausted memory with layouts that would fit."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def diagnose(
 ) -> Diagnostic:
     """Return the diagnostic for an exception.
 
-    That is its own first one, or one made of its type, message and innermost line of code. ``silent_ranks``
-    are those that gave no sign of life while this rank waited for the cause of a lost connection. If memory
-    ran out, ``hint`` returns what would fit, ``memory`` what was used.
+    It is the exception's first diagnostic, or one made of its type, message and innermost line of code.
+    ``silent_ranks`` gave no sign of life while this rank waited for the cause of a lost connection. If memory
+    ran out, ``hint`` returns layouts that would fit, ``memory`` the memory used.
     """
     # Errors that have a diagnostic, or are recognised as out of memory
     if isinstance(error, PacelineError):
@@ -103,8 +103,8 @@ _OTHER_LIMITS = re.compile(r"\bibv_|memlock|shared memory|/dev/shm|No space left
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: by the class of ``error`` or of its cause, or by what devices and allocators
-    print.
+    """Whether memory ran out, by the class of ``error`` or of its cause, or by the messages of devices and
+    allocators.
     """
     seen: set[int] = set()
     link: BaseException | None = error
@@ -120,16 +120,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory_hint(plan: Plan, environ: Mapping[str, str], device: torch.device) -> str:
-    """Return what would fit on this machine, as YAML, else what makes the same training smaller.
+    """Return layouts that would fit on this machine, as YAML, or else generic remedies.
 
-    ``device``: this rank's own. The search takes at most a second and starts nothing.
+    ``device``: this rank's. The search takes at most a second and starts nothing.
     """
     fits = what_fits(plan, hardware_here(plan, environ, device), ran_out=True)
     return "; or ".join([*fits, *([] if fits else smaller(plan))])
 
 
 def hardware_here(plan: Plan, environ: Mapping[str, str], device: torch.device) -> Hardware:
-    """Return the hardware as this process sees it: no driver's tool and no process is started for it."""
+    """Return the hardware that this process sees, without starting a driver's tool or another process."""
     host = probe_hardware(environ, use_cpu=True, num_nodes=plan.num_nodes)
     if not is_accelerator(device.type):
         return host

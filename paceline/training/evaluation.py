@@ -106,7 +106,7 @@ Report = Callable[[Diagnostic], None]
 
 @dataclass(frozen=True)
 class ExpectedAnswer:
-    """A row of the evaluation data: what the model is asked, and what it should say (tokens, or text)."""
+    """A row of the evaluation data: the prompt and the expected answer (tokens, or text)."""
 
     row: int
     prompt: tuple[int, ...]
@@ -114,7 +114,7 @@ class ExpectedAnswer:
 
 
 def expected_answers(table: TokenTable, rows: int | None, *, answered: bool) -> list[ExpectedAnswer]:
-    """Return what is expected of the first ``rows`` rows (None: all), of those with a prompt and an answer.
+    """Return the expected answers of the first ``rows`` rows (None: all) that have a prompt and an answer.
 
     The answer of a document is its last run of tokens with loss; that of a pair is its first document's. Rows
     that the model answers itself (``answered``) have it as ``answer``.
@@ -140,11 +140,11 @@ def expected_answers(table: TokenTable, rows: int | None, *, answered: bool) -> 
 class AnswersMeasured:
     """Generates answers and compares them with ``answers``. Every call is collective.
 
-    - ``positions``: of prompt and answer together, at most
+    - ``positions``: the maximum tokens of prompt and answer together
     - ``leads``: this rank's answers count (it is the first of those that answer the same rows)
-    - ``metrics``: names, groups written out
-    - ``seconds``: for the metrics of one evaluation
-    - ``report`` is told of answers without a value
+    - ``metrics``: names of metrics, without groups
+    - ``seconds``: the time limit for the metrics of one evaluation
+    - ``report`` gets the findings about answers without a value
     """
 
     strategy: Strategy
@@ -166,8 +166,8 @@ class AnswersMeasured:
         return self.strategy.world
 
     def __call__(self) -> dict[str, float]:
-        """Return ``eval_METRIC`` of all answers, and how long they are: the same on every rank, under every
-        split of the rows.
+        """Return ``eval_METRIC`` of all answers, and their lengths; equal on every rank, for any split of the
+        rows.
         """
         questions = self.answers[self.strategy.data_parallel_rank :: self.strategy.data_parallel_size]
         written = self._written(questions)
@@ -246,7 +246,7 @@ class AnswersMeasured:
         return [item for part in parts for of_rank in self.world.all_gather_json(part) for item in of_rank]
 
     def _report_failed(self, failed: Sequence[tuple[str, int, str]], count: int) -> None:
-        """Name the answers without a value, on rank 0."""
+        """Report the answers without a value, on rank 0."""
         for name in dict.fromkeys(failure[0] for failure in failed) if self.world.rank == 0 else ():
             failures = [(row, reason) for of, row, reason in failed if of == name]
             first = "; ".join(f"evaluation row {row + 1}: {reason}" for row, reason in failures[:_NAMED])
@@ -273,7 +273,7 @@ def answers_measured(
     policy: Handle,
     report: Report,
 ) -> tuple[AnswersMeasured, str]:
-    """Return what measures answers at evaluations, generated as ``options`` say, and a line about the rows.
+    """Return the measurement of answers generated with ``options``, and a log line about the rows.
 
     Raises DataError if no evaluation row can be answered.
     """

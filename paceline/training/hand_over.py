@@ -1,7 +1,7 @@
-"""``python -m paceline.training.hand_over``: what another program's file needs beside it.
+"""``python -m paceline.training.hand_over``: write the inputs of an exported config.
 
-The rows of local data sets as that program reads them. And the first weights of a model from scratch, with
-its tokenizer: those that this training would draw.
+These are the rows of local data sets in the other program's format. A model from scratch adds its tokenizer
+and the initial weights of this training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.models.factory import HFModelFactory
 
 @program
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write what is asked for, and print the rows' form as JSON."""
+    """Write the requested inputs, and print the rows' format as JSON."""
     parser = argparse.ArgumentParser(prog="python -m paceline.training.hand_over")
     parser.add_argument("--config-json", required=True)
     parser.add_argument("--plan")
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_first_weights(config: Config, folder: Path) -> None:
-    """Write the model of ``model.config`` as a run of this seed begins with it."""
+    """Write the initial model of ``model.config`` for this seed."""
     tokenizer = load_tokenizer(config.model)
     build = HFModelFactory(config.model, vocab_size=len(tokenizer), seed=config.training.seed)
     build().hf.save_pretrained(folder)

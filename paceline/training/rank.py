@@ -96,7 +96,7 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: LauncherConn
 
 
 def _report_to_other_nodes(env: RankEnv, environ: Mapping[str, str], error: PacelineError) -> None:
-    """Tell the other nodes, whose launchers do not know of it, that this one does not come."""
+    """Report this node's failure to the other nodes, whose launchers do not see it."""
     if env.num_nodes == 1:
         return
     from paceline.runtime.process_group.rendezvous import refuse  # torch

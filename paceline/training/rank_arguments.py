@@ -34,7 +34,7 @@ from paceline.training import codes
 
 @dataclass(frozen=True)
 class Start:
-    """What a rank knows before it meets the others. ``plan`` is None if rank 0 has yet to make it."""
+    """A rank's inputs before it meets the others. ``plan`` is None if rank 0 has yet to make it."""
 
     config: Config
     plan: Plan | None
@@ -95,10 +95,10 @@ def _looked_in_doubt(error: NotLoaded, environ: Mapping[str, str]) -> Sequence[D
 
 
 def looked_at(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Start:
-    """Return ``start`` with the notes of the same checks that ``paceline train`` makes, made once per node.
+    """Run the checks of ``paceline train``, once per node, and return ``start`` with their notes.
 
-    Skipped if a parent made them: it has planned, or it is Paceline's own launcher on each of several nodes.
-    Raises ConfigError with all errors.
+    Skipped if a parent process has run them (it made the plan, or it is Paceline's launcher on several
+    nodes). Raises ConfigError with all errors.
     """
     loaded = start.loaded
     if loaded is None or MARK in environ:
@@ -140,7 +140,7 @@ def same_size(plan: Plan, env: RankEnv) -> None:
 
 
 def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
-    """Return the plan as this rank makes it, without a parent. Only that of rank 0 is used."""
+    """Make the plan on this rank, without a parent. Only rank 0's plan is used."""
     config = start.config
     job = Job(
         config,
@@ -163,7 +163,7 @@ def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
 def other_processes(loaded: Loaded, environ: Mapping[str, str]) -> tuple[Diagnostic, ...]:
     """Return warnings if ``launch:`` asks for other numbers of processes or nodes than were started.
 
-    Those that were started are used.
+    The started numbers are used.
     """
     here, launch = process_rank(environ), loaded.config.launch
     started = {"launch.nproc": here.local_size, "launch.nnodes": max(1, here.size // max(1, here.local_size))}

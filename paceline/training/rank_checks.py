@@ -36,7 +36,7 @@ CHECKED_STEPS = 3  # of every attempt: a wrong order shows from the start
 
 
 def rows_digest(window: Window) -> str:
-    """Hash what this rank reads in a window: document ids, boundaries, tokens and labels."""
+    """Hash this rank's part of a window: document ids, boundaries, tokens and labels."""
     digest = hashlib.blake2b(digest_size=8)
     for batch in window.micro_batches:
         for tensor in (batch.document_ids, batch.cu_seqlens, batch.input_ids, batch.labels):
@@ -161,7 +161,7 @@ PLAN_LIMIT_BYTES = 1 << 20
 
 
 class _Shared(TypedDict, Generic[T], total=False):
-    """What rank 0 says: what it made, or why it could not."""
+    """Rank 0's result, or its error."""
 
     plan: T
     error: list[JsonObject]
@@ -192,7 +192,7 @@ def share_plan(world: World, make: Callable[[], T], limit_bytes: int = PLAN_LIMI
 
 
 def on_other_disks(world: World, disks: Disks, work: Callable[[], None]) -> None:
-    """Call ``work`` on the first rank of each disk but rank 0's. Collective.
+    """Call ``work`` on the first rank of each disk except rank 0's. Collective.
 
     If it raises a PacelineError on any, every rank raises a ConfigError with its diagnostics.
     """
@@ -210,7 +210,7 @@ def on_other_disks(world: World, disks: Disks, work: Callable[[], None]) -> None
 
 
 def identity(config: Config, data_fingerprint: str) -> dict[str, str]:
-    """Return what must be equal on all ranks, besides what they compared before the group opened
+    """Return the values that must be equal on all ranks, besides those compared before the group opened
     (``runtime.process_group.rank_agreement``).
     """
     return {
@@ -237,7 +237,7 @@ def check_same(world: World, config: Config, data_fingerprint: str) -> None:
 def _differences(
     everyone: Sequence[Mapping[str, Json]], settings: Sequence[Mapping[str, Json]]
 ) -> Iterator[tuple[int, str, str, str]]:
-    """Yield (rank, key, its value, rank 0's value) of all that differs; digests are opened."""
+    """Yield (rank, key, its value, rank 0's value) of each difference; digests are resolved to values."""
     for rank, (facts, values) in enumerate(zip(everyone, settings, strict=True)):
         for key, value in facts.items():
             if value == everyone[0][key]:

@@ -60,7 +60,7 @@ def prepare_run(
 def run_worker(run: RunRecord, settings: Mapping[str, tuple[str, str]]) -> int:
     """Join the world, train and close; return the exit code. ``settings``: variables this process has set.
 
-    Every error becomes one named diagnostic, on this rank and on the others.
+    Every error becomes one diagnostic with a code, on this rank and on the others.
     """
     failures = FailureReporter(run)
     try:

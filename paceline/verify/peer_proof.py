@@ -136,7 +136,7 @@ def read_templates() -> Json:
 
 
 def for_ours(task: PeerTask) -> JsonObject:
-    """Return the keys that we import: without those of the device."""
+    """Return the keys that Paceline imports: all but those of the device."""
     device = ("attn_implementation",) if task.system == "axolotl" else ()
     return {key: value for key, value in task.keys.items() if key not in device}
 

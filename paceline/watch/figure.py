@@ -167,7 +167,8 @@ def label_if_empty(ax: Any, has_content: bool, words: str) -> None:
 def share_limits(shares: Sequence[float]) -> tuple[float, float]:
     """Return the limits of an axis on which finite ``shares`` (0 to 1) fill most of the height.
 
-    At least 0.1 apart, within 0 and 1 and a margin; 0 to 1 with the margin when there are none.
+    They are at least 0.1 apart, and at most a margin outside of 0 and 1; without shares, 0 to 1 with the
+    margin.
     """
     finite = [share for share in shares if math.isfinite(share)] or [0.0, 1.0]
     least, most = min(finite), max(finite)

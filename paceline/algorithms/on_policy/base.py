@@ -128,7 +128,7 @@ def regrouped(flat: Iterable[Batch], rows: Sequence[Sequence[Batch]]) -> list[li
 
 
 def sums_of(seen: Mapping[str, Tensor], term: str) -> dict[str, Tensor]:
-    """Return the metrics ``name/term`` of values [L], each summed in the widest dtype."""
+    """Return the metrics ``name/term``: the sum of each metric's values [L], in the widest dtype."""
     return {f"{name}/{term}": widened(values).sum() for name, values in seen.items()}
 
 

@@ -1,4 +1,4 @@
-"""Samples and the built-in rewards of one ``Sample``; none runs or evaluates an answer."""
+"""``Sample`` and the built-in rewards of one; none runs code from an answer."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def program_of(completion: str) -> str:
 
 
 def check_limits(seconds: Json = 10, memory_mb: Json = 512, **others: Json) -> None:
-    """Raise ConfigError (``rewards.options``) for invalid limits of a program; ``others`` are not checked."""
+    """Raise ConfigError (``rewards.options``) for invalid limits of a program; ignore other options."""
     for name, value, least in (("seconds", seconds, 1), ("memory_mb", memory_mb, _LEAST_MEMORY_MB)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(
@@ -184,7 +184,7 @@ class CodeReward:
 def open_sandbox(allow_unsandboxed: bool = False) -> Sandbox:
     """Open a sandbox and test it. Raises ConfigError.
 
-    With ``allow_unsandboxed``, one without namespaces is opened on a machine that has none.
+    On a machine without namespaces, ``allow_unsandboxed`` opens a sandbox without them.
     """
     try:
         return _tried(namespaces=True)

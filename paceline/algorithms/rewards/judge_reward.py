@@ -37,10 +37,10 @@ class JudgeReward:
         api_key_env  the environment variable with the key, sent as a bearer token
         timeout      seconds for one judgement, retries included
         max_tokens   of one reply
-        budget       tokens that this process's judgements may take in all; none when empty
+        budget       total tokens that this process's judgements may use; no limit when empty
 
-    A judgement that fails has its reason in place of a number, which ``on_reward_error`` decides about.
-    Raises ConfigError ``rewards.options`` for options that cannot be.
+    A failed judgement returns its reason instead of a number; ``on_reward_error`` then applies.
+    Raises ConfigError ``rewards.options`` for invalid options.
     """
 
     has_deadlines = True

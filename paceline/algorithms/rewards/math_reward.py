@@ -1,4 +1,4 @@
-"""The reward ``math_verify``: whether an answer is the expected expression to the package math-verify."""
+"""The reward ``math_verify``: the package math-verify compares an answer with the expected expression."""
 
 from __future__ import annotations
 

@@ -140,7 +140,8 @@ class Scorer:
 
     @property
     def row_checks(self) -> list[RowCheck]:
-        """Checks of the rewards that know in advance which rows (name, columns) they cannot use, and why."""
+        """Return the checks with which rewards find unusable rows in advance: they map (name, columns) of
+        rows to reasons."""
         return [check for function in self.functions if (check := getattr(function, "unusable_rows", None))]
 
     def _sum(self, values: Sequence[float]) -> float:

@@ -32,7 +32,8 @@ class Classification(Algorithm):
     train_metrics = (f"accuracy/{TERM}",)
 
     def __init__(self, **options: Json) -> None:
-        """The options describe the classes; the shape of the labels already says all that the loss needs."""
+        """Take the options; the loss needs none of them, since the labels' shape shows the kind of
+        problem."""
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         return frozenset({Output.CLASSES})

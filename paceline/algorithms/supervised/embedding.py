@@ -28,7 +28,7 @@ _ROUNDING = 64  # units of rounding by which products of equal vectors may diffe
 
 
 class _Compared(NamedTuple):
-    """Similarities of some queries [q, N] to all vectors of a window, -inf where they are not compared.
+    """Similarities [q, N] of q queries to the N vectors of a window, -inf for pairs that are not compared.
 
     ``targets``: the place of each query's document, int64 [q].
     """
@@ -43,10 +43,10 @@ class Embedding(Algorithm):
     loss = -Σ_q log( exp(s(q, d_q)/τ) / Σ_d exp(s(q, d)/τ) ) / Σ_q 1.
 
     d_q is the query's document, and d runs over all documents of the step. With ``in_batch_negatives: false``
-    it runs over those of the query's row. s is the cosine (``normalize``) or the dot product.
-    ``symmetric`` takes the mean with the same of each d_q over all queries. ``cosine_similarity``: (s -
-    score)² of each pair. Evaluation compares with the documents of the whole evaluation set: ``accuracy``
-    (the query's document is nearest), ``mrr`` (mean reciprocal rank), ``recall_at_10``.
+    it runs over those of the query's row. s is the cosine (``normalize``) or the dot product. ``symmetric``
+    averages this loss with the same loss of each d_q over all queries. ``cosine_similarity``: (s - score)² of
+    each pair. Evaluation compares with the documents of the whole evaluation set: ``accuracy`` (the query's
+    document is nearest), ``mrr`` (mean reciprocal rank), ``recall_at_10``.
     """
 
     trains = (Role.EMBEDDING,)
@@ -96,8 +96,8 @@ class Embedding(Algorithm):
         return {f"{name}/{TERM}": widened(values).sum() for name, values in measured.items()}
 
     def _compared(self, window: WindowVectors, *, backwards: bool = False) -> Iterator[_Compared]:
-        """Yield the own queries with all documents, some at a time; ``backwards``: their documents with all
-        queries.
+        """Yield the similarities of this rank's queries with all documents, in chunks; ``backwards``: of
+        their documents with all queries.
         """
         part, real = window.columns[PART], window.real
         candidates = real & ((part == 0) if backwards else (part > 0))

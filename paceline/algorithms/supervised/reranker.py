@@ -24,9 +24,9 @@ class Reranker(Algorithm):
 
     ``pointwise``: -Σ_d (y_d log σ(s_d) + (1 - y_d) log(1 - σ(s_d))) / Σ_d 1. ``listwise``: -Σ_q Σ_d p_d log
     softmax_q(s/τ)_d / Σ_q 1, d over the documents of q's row; p = y / Σ y. ``list_net``: p = softmax(y) (Cao
-    et al. 2007, eq. 5). A row of one document, or for ``listwise`` of none that answers, counts nothing
-    there. ``accuracy``: documents on the right side of 0; for lists queries whose best document is among
-    those of the highest grade.
+    et al. 2007, eq. 5). A row with one document has weight 0 in the list losses; in ``listwise`` so has a row
+    without a relevant document. ``accuracy``: the share of documents on the right side of 0; for lists, of
+    queries whose top-scored document has the highest grade.
     """
 
     trains = (Role.REWARD,)

@@ -31,7 +31,7 @@ _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 
 
 class AveragedReader(CheckpointReader):
-    """The first checkpoint with the mean of all ones' weights; its other tensors are the first one's.
+    """Reads the mean weights of all checkpoints; other tensors are those of the first one.
 
     Raises CheckpointError ``checkpoint.cannot_average`` for other tensors, shapes, bases or adapters.
     """
@@ -59,7 +59,8 @@ class AveragedReader(CheckpointReader):
         return 1 + len(self._others)
 
     def shape(self, role: str, name: str, kind: str) -> tuple[int, ...]:
-        """Return the shape of the full tensor; an adapter's factors are wider than each one's."""
+        """Return the shape of the full tensor; an adapter's factors are wider than those of each
+        checkpoint."""
         shape = super().shape(role, name, kind)
         if kind == PARAM and (dim := self._side(name)) is not None:
             return tuple(n * self.count if d == dim else n for d, n in enumerate(shape))
@@ -94,7 +95,7 @@ class AveragedReader(CheckpointReader):
             self._rest.close()
 
     def _side(self, name: str) -> int | None:
-        """Return the dim along which an adapter's factors are laid side by side; None for other weights."""
+        """Return the dim along which an adapter's factors are concatenated; None for other weights."""
         if not self._adapter:
             return None
         return 0 if name.endswith(_DOWN) else 1 if name.endswith(_UP) else None

@@ -16,7 +16,7 @@ from paceline.core.json_types import Json, JsonObject
 
 @dataclass(frozen=True)
 class Change:
-    """How far a tensor has moved: largest difference, and the difference's norm over the first one's."""
+    """The change of a tensor: largest difference, and the difference's norm over the first tensor's."""
 
     name: TensorName
     largest: float
@@ -34,7 +34,7 @@ class Change:
 
 @dataclass(frozen=True)
 class CheckpointDifference:
-    """``changed``: tensors of one shape with other numbers; ``of_form``: with another shape or dtype."""
+    """``changed``: tensors with other values; ``of_form``: tensors with another shape or dtype."""
 
     first: Path
     second: Path
@@ -58,7 +58,7 @@ class CheckpointDifference:
         }
 
     def as_text(self, most: int = 20) -> str:
-        """Return the difference as lines; of the changed tensors the ones that moved furthest."""
+        """Return the difference as lines, with the tensors that moved furthest."""
         lines = [f"first   {self.first}", f"second  {self.second}"]
         for key, (a, b) in self.state.items():
             lines.append(f"{key}: {_short(a)} | {_short(b)}")

@@ -21,7 +21,7 @@ from paceline.core.json_types import JsonObject
 
 @dataclass(frozen=True)
 class PruneReport:
-    """Names of what was removed (or would be) and kept, and why each one was kept."""
+    """Names of removed (or removable) and kept checkpoints, with the reason for each kept one."""
 
     removed: tuple[str, ...]
     num_bytes: int

@@ -25,7 +25,7 @@ _MOST = 20  # findings of one kind
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """What was read of one checkpoint, and what is wrong with it (nothing: it is sound)."""
+    """The result of reading one checkpoint, and its errors (none: it is sound)."""
 
     path: Path
     step: int | None
@@ -45,7 +45,7 @@ class CheckpointReport:
 
 
 def examine(checkpoint: Path) -> CheckpointReport:
-    """Read all of a checkpoint once; of its tensors one is in memory at a time."""
+    """Read all of a checkpoint once, with one tensor in memory at a time."""
     try:
         with CheckpointReader(checkpoint, ranks=SingleRank()) as reader:
             for file in reader.side_files():
@@ -63,7 +63,7 @@ def examine(checkpoint: Path) -> CheckpointReport:
 
 
 class _Findings:
-    """Findings, of which only the first of a kind are kept."""
+    """Findings; only the first of each kind are kept."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
@@ -76,7 +76,7 @@ class _Findings:
 
 
 def _examine(reader: CheckpointReader, name: TensorName, findings: _Findings) -> None:
-    """Read one tensor and look at its numbers and shape."""
+    """Read one tensor and check its values and shape."""
     shape, key = reader.shape(name.role, name.name, name.kind), (name.role, name.name)
     try:
         tensor = reader.read(name.role, name.name, name.kind)

@@ -1,4 +1,4 @@
-"""Which program's checkpoint a folder is, and the way from there to one of ours, one tensor at a time."""
+"""Recognise the program of a foreign checkpoint, and convert it to one of ours, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -165,7 +165,8 @@ READERS: Mapping[Callable[[Path], bool], ForeignReader] = {
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What was written, what was not brought over, and what shut the reader of pickles in."""
+    """The result of a conversion: what was written, what was lost, and how the pickle reader was
+    sandboxed."""
 
     written: Conversion
     form: str
@@ -204,7 +205,7 @@ def convert(
     """Write the foreign checkpoint ``source`` as a checkpoint in the run directory ``to``.
 
     ``model``: the folder with the model's ``config.json`` and tokenizer, if they are elsewhere;
-    ``step``: the finished steps, where the checkpoint does not know them. Raises CheckpointError.
+    ``step``: the finished steps, if the checkpoint does not record them. Raises CheckpointError.
     """
     if not source.is_dir():
         raise CheckpointError(_unknown(source, "no folder"))

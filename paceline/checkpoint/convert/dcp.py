@@ -79,7 +79,7 @@ _Offsets = tuple[int, ...]
 
 @dataclass(frozen=True)
 class DcpChunk:
-    """A block of a tensor, or what is no tensor: bytes ``[start, start + length)`` of a file."""
+    """A block of a tensor, or another value: bytes ``[start, start + length)`` of a file."""
 
     file: str
     start: int
@@ -125,7 +125,7 @@ class DcpFolder:
                 )
 
     def lazy(self, name: str) -> LazyTensor:
-        """Return a tensor that is read when it is asked for."""
+        """Return a tensor that is read on demand."""
         tensor = self.tensors[name]
         for offsets, shape in tensor.chunks.items():  # before anything of that size is allocated
             stored, need = self._place(name, offsets), prod(shape) * tensor.dtype.itemsize
@@ -139,7 +139,7 @@ class DcpFolder:
         return LazyTensor(tensor.dtype, tensor.shape, partial(self._load, name, tensor))
 
     def other(self, name: str) -> Value:
-        """Return what is no tensor. Raises CheckpointError."""
+        """Return a value that is not a tensor. Raises CheckpointError."""
         return self._open(name, None).content
 
     def _load(self, name: str, tensor: DcpTensor) -> Tensor:
@@ -287,7 +287,7 @@ def _named(
     kept: Mapping[str, dict[str, LazyTensor]],
     where: str,
 ) -> Moments:
-    """Return the moments by the names of what is trained. Raises CheckpointError."""
+    """Return the moments by the names of the trained parameters. Raises CheckpointError."""
     by_name: Mapping[str, dict[str, LazyTensor]] = kept
     if all(name.isdecimal() for name in kept):
         numbers, names = _groups(parts, "params"), _groups(parts, "param_names")

@@ -67,7 +67,7 @@ class DcpReport:
 
 
 class LazyPlanner(DefaultSavePlanner):
-    """Plans with tensors without storage, and reads each as it is written."""
+    """Plans the write with tensors without storage, and reads each tensor when it is written."""
 
     def __init__(self, reader: CheckpointReader, names: dict[str, TensorName]) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
 """DeepSpeed's checkpoints, with fp32 masters and Adam's moments: ZeRO's and universal ones.
 
-A ``global_step*`` of ZeRO has them flat and in parts; a universal one a folder a parameter, tensors whole.
+A ``global_step*`` of ZeRO has them flat and in parts; a universal checkpoint has whole tensors, one folder
+per parameter.
 
 Stages 1 and 2 keep a group's parameters in turn in one flat tensor, cut into as many parts as there are
 ranks. Stage 3 cuts each parameter. Parameters that were frozen are in the model's states, not among the
@@ -108,7 +109,7 @@ class RankState:
 
 
 def read_deepspeed(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
-    """Return what DeepSpeed saved. Raises CheckpointError."""
+    """Return the state that DeepSpeed saved. Raises CheckpointError."""
     inner = deepspeed_folder(folder)
     assert inner is not None
     model = _model_states(inner, files)
@@ -229,7 +230,7 @@ def _by_rank(folder: Path, names: re.Pattern[str]) -> list[Path]:
 
 
 def _rank(file: TorchFile) -> RankState:
-    """Return what a rank's file holds. Raises CheckpointError."""
+    """Return the state in a rank's file. Raises CheckpointError."""
     saved = as_dict(as_dict(file.content).get("optimizer_state_dict"))
     stage = saved.get("zero_stage")
     number = stage.args[0] if isinstance(stage, PickledCall) and stage.args else stage
@@ -375,7 +376,7 @@ _STEP = re.compile(r"global_step(\d+)")
 
 
 def read_universal(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
-    """Return what a universal checkpoint holds. Raises CheckpointError."""
+    """Return the state in a universal checkpoint. Raises CheckpointError."""
     zero = folder / ZERO
     there = sorted(path.name for path in zero.iterdir() if path.is_dir())
     prefix = _prefix(there, names)

@@ -68,13 +68,13 @@ def trainer_step(folder: Path) -> int:
 
 
 def left_of(folder: Path, sentences: Mapping[str, str] = _LEFT) -> list[str]:
-    """Return what of the folder is not brought over, one sentence each."""
+    """Return the parts of the folder that are lost, one sentence each."""
     names = [path.name for path in folder.iterdir()]
     return [text for start, text in sentences.items() if any(name.startswith(start) for name in names)]
 
 
 def read_trainer(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
-    """Return what a ``checkpoint-*`` holds. Raises CheckpointError."""
+    """Return the state in a ``checkpoint-*``. Raises CheckpointError."""
     state = state_of(folder, files, names, "a checkpoint of Transformers' Trainer")
     state.step, state.left = trainer_step(folder), left_of(folder)
     if moments and (folder / OPTIMIZER).is_file():
@@ -134,8 +134,8 @@ def parameter_order(
 ) -> dict[int, str]:
     """Return the parameter of each number: by ``param_names`` where the file has them; else by the groups.
 
-    Trainer makes two, with and without decay, each in the model's order. Others may have one, whose order
-    nothing says: it is refused ``by_trainer``, and said in ``state.left`` otherwise.
+    Trainer makes two groups, with and without decay, each in the model's order. Other programs may have one,
+    whose order is unknown: it is refused with ``by_trainer``, and otherwise reported in ``state.left``.
     """
     flat, trained = [number for group in numbers for number in group], state.trained
     if all(names) and [len(group) for group in numbers] == [len(group) for group in names]:
@@ -217,7 +217,7 @@ def _scaler(file: TorchFile) -> tuple[float, int] | None:
 
 
 def step_into(state: ForeignState, moments: Mapping[str, Mapping[str, LazyTensor]]) -> None:
-    """Put the largest ``step`` among the moments into ``state``; say where there is none."""
+    """Put the largest ``step`` among the moments into ``state``; report if there is none."""
     tensors = [kinds["step"] for kinds in moments.values() if "step" in kinds]
     steps = [float(tensor.load()) for tensor in tensors if tensor.shape == ()]
     state.step = int(max(filter(isfinite, steps), default=0))
@@ -236,7 +236,7 @@ _LEFT_BY_ACCELERATE = {
 
 
 def read_accelerate(folder: Path, files: MappedFiles, names: ModelNames, *, moments: bool) -> ForeignState:
-    """Return what the folder holds. Raises CheckpointError."""
+    """Return the state in the folder. Raises CheckpointError."""
     others = sorted(
         path.name for path in folder.iterdir() if path.name.startswith(("model_1.", "optimizer_1."))
     )

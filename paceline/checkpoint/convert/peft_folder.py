@@ -38,11 +38,11 @@ _NEEDED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken
 
 @contextmanager
 def adapter_checkpoint(folder: Path, model: str | None, beside: Path) -> Iterator[Path]:
-    """Yield a checkpoint of the adapter in ``folder``, which an export merges into its base; it lies in a
-    folder in ``beside`` until then.
+    """Yield a checkpoint of the adapter in ``folder``, which an export merges into its base; until then it is
+    in a folder inside ``beside``.
 
-    ``model``: folder or hub name of the base [what adapter_config.json names]. Raises CheckpointError and
-    ConfigError.
+    ``model``: folder or hub name of the base (default: the one in adapter_config.json). Raises
+    CheckpointError and ConfigError.
     """
     settings = read_config(folder, ADAPTER_CONFIG)
     base = _base_folder(folder, model or str(settings.get(_BASE_KEY) or ""))

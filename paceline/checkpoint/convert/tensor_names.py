@@ -1,6 +1,6 @@
-"""A foreign checkpoint as named tensors that load when asked, and its names brought to those of the model.
+"""A foreign checkpoint as named tensors that load on demand, and the mapping of its names to the model's.
 
-Engines save an adapter among a whole model's tensors: what is trained is brought over, the base is not.
+Engines save an adapter among a whole model's tensors: only trained tensors are converted, not the base.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ Moments = dict[str, dict[str, LazyTensor]]  # parameter → kind (exp_avg …) �
 
 @dataclass
 class ForeignState:
-    """What was found. ``form``: of which program, in words. ``weights`` by the names that the file has.
+    """The state in a foreign checkpoint. ``form``: its program. ``weights``: tensors by the names in the
+    file.
 
-    role       the part that the model plays
-    trained    the shapes of what is trained, in the model's order; ``decaying``: what weight decay applies to
+    role       the model's role
+    trained    the shapes of the trained tensors, in the model's order; ``decaying``: those with weight decay
     moments    by the same names; empty where there are none
-    optimizer  our name of what has such moments
+    optimizer  our name of the optimizer with these moments
     scaler     scale and growth tracker of fp16's scaler, where there is one
     adapter    the contents of adapter_config.json, where the weights are an adapter's
     base       folder or hub name of the model below an adapter, where it is known
-    left       what was not brought over, one sentence each
+    left       the parts that are lost, one sentence each
     """
 
     form: str
@@ -86,7 +87,7 @@ T = TypeVar("T")
 
 
 class Sized(Protocol):
-    """What has a shape."""
+    """Anything with a shape."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -190,7 +191,7 @@ def adapter_name(name: str) -> str:
 
 
 def role_of(config: JsonObject, adapter: JsonObject | None, weights: Mapping[str, Sized]) -> Role:
-    """Return the part that a foreign model plays, by its class or its adapter's. A model that gives one score
+    """Return the role of a foreign model, from its class or its adapter's. A model that gives one score
     is a reward model; one that gives several is a classifier.
     """
     scores = gives_scores(config) or (adapter is not None and adapter.get("task_type") == "SEQ_CLS")

@@ -80,7 +80,7 @@ def text_model_of(config: Mapping[str, Json]) -> PreTrainedModel:
 
 
 def whole_of(config: Mapping[str, Json]) -> WholeModel | None:
-    """Return the model with all parts of a composite's config; None for a language model's own."""
+    """Return the model with all parts for a composite's config; None for a pure language model."""
     from transformers import AutoConfig
 
     if composite_of(config) is None:

@@ -1,4 +1,4 @@
-"""Exporters: what else an exported folder gets. ``gguf`` is ours, others are functions of the user's own.
+"""Exporters add files to an exported folder: the built-in ``gguf``, or the user's functions.
 
 Paceline calls a user's exporter with the finished folder, before the folder gets its name. The exporter
 writes its files into it, so either all files appear or none.
@@ -39,7 +39,7 @@ class Exporters:
 
 
 def exporters_of(requested: Sequence[Exporter] | None, checkpoint: Path) -> Exporters:
-    """Return the exporters that are named, or, if None are given, those of the checkpoint's run.
+    """Return the requested exporters; without a request, those of the checkpoint's run.
 
     ``none`` stands for no exporter. Raises ConfigError before anything is written.
     """
@@ -97,7 +97,7 @@ def _of_run(checkpoint: Path) -> Sequence[str]:
 
 
 def run_exporters(exporters: Iterable[OwnExporter], folder: Path) -> None:
-    """Call each with the folder. Raises CheckpointError for one that raises or changes what is there."""
+    """Call each with the folder. Raises CheckpointError for one that raises or changes existing files."""
     for exporter in exporters:
         before = _files(folder)
         try:

@@ -86,8 +86,8 @@ def merged_entries(
     files: FolderReads,
 ) -> list[TensorEntry]:
     """Return the tensors of the full model, each read from the base's files (by ``files``) and merged when it
-    is written. A base that is built from ``model.config``, or made from other tensors than
-    its files have, is in memory as a whole.
+    is written. A base is held whole in memory if it is built from ``model.config``, or if its parameters are
+    not its files' tensors.
 
     After 4-bit training the base is rounded to 4 bits and unpacked before the merge. Raises CheckpointError
     ``export.base_model`` if the base is not the one that was trained on, and ConfigError if it cannot be
@@ -137,7 +137,7 @@ def merged_entries(
 
 @dataclass(frozen=True)
 class _Trained(Mapping[str, Tensor]):
-    """The tensors of the adapter's checkpoint, each read when it is asked for."""
+    """The tensors of the adapter's checkpoint, each read on demand."""
 
     reader: CheckpointReader
     role: str
@@ -222,7 +222,7 @@ NO_EXPORTERS = Exporters()
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written (``model``, ``adapter`` or ``merged model``), and whether it was loaded back."""
+    """The result of an export: ``model``, ``adapter`` or ``merged model``, and whether it was loaded back."""
 
     path: Path
     step: int
@@ -255,14 +255,14 @@ def export_hf(
     """Export the model of ``role`` as a folder that ``from_pretrained`` loads.
 
     The class is ``AutoModelForCausalLM``, for a reward or value model ``AutoModelForSequenceClassification``.
-    Memory holds one tensor at a time, and the tensors that it is made from. What the run did not train is
-    copied from the model that it started from. The checkpoint of an adapter becomes a folder that
+    Memory holds one tensor at a time, and the tensors that it is made from. Untrained tensors are copied from
+    the model that the run started from. The checkpoint of an adapter becomes a folder that
     ``PeftModel.from_pretrained`` loads onto its base; with ``merge`` a full model. ``exporters`` write
     further files into the folder.
 
-    ``verified``: the checkpoint's hashes were compared just now, and are not again; ``opened`` opens it,
-    alone or averaged with others. Every number must be finite in ``dtype``, and the tensors must be exactly
-    those of the architecture. ``load_back`` opens the folder again and compares it with the checkpoint
+    ``verified``: the checkpoint's hashes were just compared, so skip that; ``opened`` opens it, alone or
+    averaged with others. Every number must be finite in ``dtype``, and the tensors must be exactly those of
+    the architecture. ``load_back`` opens the folder again and compares it with the checkpoint
     (``reload_check``). ``to`` appears complete or not at all. Raises ConfigError (destination, dtype) and
     CheckpointError.
     """
@@ -302,7 +302,8 @@ def export_hf(
 
 
 def _about_adapter(state: JsonObject, kind: str) -> tuple[int, str]:
-    """Return the bits of the quantised base that an adapter was merged into, and what it began with."""
+    """Return the bits of the quantised base that an adapter was merged into, and the adapter's
+    initialisation."""
     adapter = as_object(state.get("adapter"))
     bits = as_object(adapter.get("quantization")).get("bits")
     merged = bits if kind == "merged model" and isinstance(bits, int) else 0
@@ -320,9 +321,9 @@ def _run_exporters(exporters: Exporters, stage: Path, dtype: str) -> dict[str, i
 
 @dataclass(frozen=True)
 class _Content:
-    """What an export holds, chosen and checked. ``fill``: gets a folder, the bytes of a file of weights, and
-    the checkpoint to compare the written folder with (None: it is not loaded back). ``remote``: its class
-    comes from the hub and is not loaded.
+    """The content of an export, chosen and checked. ``fill`` gets a folder, the maximum bytes of a weight
+    file, and the checkpoint to compare the result with (None: no comparison). ``remote``: the class comes
+    from the hub and is not loaded.
     """
 
     entries: Sequence[TensorEntry]
@@ -380,7 +381,7 @@ def _of_model(
 
 
 def _role(reader: CheckpointReader, requested: str) -> str:
-    """Return ``requested``; if it is the default and the checkpoint has one other role only, that one."""
+    """Return ``requested``; if it is the default and the checkpoint has only one other role, that role."""
     roles = reader.roles()
     is_other = requested == Role.POLICY.value and requested not in roles and len(roles) == 1
     return roles[0] if is_other else requested

@@ -47,8 +47,8 @@ _OF_MODELS = ("config.json", ADAPTER_CONFIG, ".metadata", "*.gguf")
 
 
 def check_sources(to: Path, checkpoint: Path) -> None:
-    """Raise ConfigError if an export to ``to`` would replace what it reads: the checkpoint's run, or the base
-    of its adapter.
+    """Raise ConfigError if an export to ``to`` would replace its own sources: the checkpoint's run, or the
+    base of its adapter.
     """
     adapter = checkpoint / "hf" / ADAPTER_CONFIG
     base = ""
@@ -246,7 +246,7 @@ def write_weights(stage: Path, entries: Sequence[TensorEntry], max_shard_bytes: 
 
 @contextmanager
 def without_progress() -> Iterator[None]:
-    """No progress bars of Transformers inside."""
+    """Inside, disable Transformers' progress bars."""
     from transformers.utils import logging
 
     switch: Callable[[], None] = logging.disable_progress_bar
@@ -268,9 +268,9 @@ _MAX_BYTES = 64 << 20
 
 
 def pad_apart(stage: Path, ends: Collection[int]) -> int | None:
-    """Return a token that pads and ends no text, and make the tokenizer of the folder pad with it. It is the
-    tokenizer's own padding token, else one of its special tokens that no text ends with. None, and nothing
-    changed, if there is none.
+    """Return a padding token that does not end a text, and set it in the folder's tokenizer. It is the
+    tokenizer's own padding token, else one of its special tokens that no text ends with. Without one, return
+    None and change nothing.
     """
     from transformers import AutoTokenizer
 
@@ -288,7 +288,7 @@ def pad_apart(stage: Path, ends: Collection[int]) -> int | None:
 
 
 def _candidates(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return special tokens: the one that pads, what no chat template writes, what begins a text."""
+    """Return candidate special tokens: the padding token, those that no chat template writes, the BOS."""
     written = json.dumps(tokenizer.chat_template or "", ensure_ascii=False)
     special = {
         index: token.content for index, token in tokenizer.added_tokens_decoder.items() if token.special
@@ -299,6 +299,6 @@ def _candidates(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def replace_json(path: Path, values: Mapping[str, Json]) -> None:
-    """Write a JSON file of a folder that is not published yet anew."""
+    """Rewrite a JSON file of a folder that is not published yet."""
     path.unlink(missing_ok=True)
     write_fresh(path, [json.dumps(values, indent=2, ensure_ascii=False, sort_keys=True).encode() + b"\n"])

@@ -75,8 +75,8 @@ def _grouped(
 
 @dataclass
 class _Ready:
-    """Results of the group of tensors that was converted last. Each is kept until it is taken once; all are
-    dropped before the next group is converted.
+    """Results of the last converted group of tensors. Each is kept until it is used once; all are dropped
+    before the next group.
     """
 
     model: PreTrainedModel

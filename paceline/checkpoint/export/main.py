@@ -192,7 +192,7 @@ def _push(checkpoint: Path, args: argparse.Namespace, exporters: Exporters) -> N
 
 
 def _print(title: str, report: ExportReport, where: str) -> None:
-    """Print what has become of a checkpoint, or of an adapter."""
+    """Print the report on an exported checkpoint or adapter."""
     beside = f" (and {report.num_carried} copied unchanged from the base)" if report.num_carried else ""
     checked = "reopened and compared" if report.load_checked else "not loaded back: it needs its own code"
     print(f"{title} {where}: {_ABOUT[report.kind]}")
@@ -218,7 +218,7 @@ def shard_bytes(text: str) -> int:
 
 
 def choose(run: Path, which: str, notes: list[Diagnostic]) -> Path:
-    """Return the verified checkpoint that ``which`` means in ``run``; ``run`` may itself be a checkpoint.
+    """Return the verified checkpoint that ``which`` selects in ``run``; ``run`` may itself be a checkpoint.
 
     ``result``: the one named by result.json (the best, if the run kept it), else the latest. Raises
     CheckpointError and ConfigError.

@@ -1,4 +1,4 @@
-"""The model card of an export: what the run's own files say, without secrets and local paths."""
+"""The model card of an export, from the run's own files, without secrets and local paths."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _OF_THE_MACHINE = (
 
 
 class HubNames(Protocol):
-    """Which names the hub knows: only those may stand in the card's header."""
+    """The names that exist on the hub: only these may be in the card's header."""
 
     def has(self, name: str, kind: str) -> bool:
         """Whether there is such a ``model`` or ``dataset``."""
 
 
 def model_card(checkpoint: Path, report: ExportReport, repo: str, hub: HubNames) -> str:
-    """Return README.md for what was exported from ``checkpoint``."""
+    """Return README.md for an export of ``checkpoint``."""
     with CheckpointReader(checkpoint) as reader:
         config = Config.from_json(as_object(reader.state["config"]))
         is_file = partial(is_file_of_run, state=reader.state, checkpoint=checkpoint)
@@ -169,7 +169,7 @@ def _use(config: Config, report: ExportReport, repo: str) -> str:
 
 
 def _settings(config: Config) -> Iterable[str]:
-    """Yield ``key=value`` of the settings that are no defaults and do not describe the training machine."""
+    """Yield ``key=value`` of settings that differ from defaults and do not describe the training machine."""
     values, defaults = leaves(config.to_json()), leaves(Config().to_json())
     for path, value in values.items():
         if value != defaults.get(path) and not path.startswith(_OF_THE_MACHINE):

@@ -1,6 +1,6 @@
 """Export an adapter's checkpoint as a peft folder.
 
-Of a language model within a model with further parts, peft looks for the layers in the class with all parts.
+For the language model of a composite model, peft looks up the layers in the class with all parts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def adapter_entries(
 ) -> list[TensorEntry]:
     """Rename the tensors to the keys of peft's file.
 
-    A tied weight that was trained is written under both its names, as peft expects. ``names``: where the
+    A tied weight that was trained is written under both its names, as peft expects. ``names``: set if the
     language model is a part of its folder's model.
     """
     adapted = adapted_modules(e.name for e in entries)
@@ -85,7 +85,7 @@ def check_adapter(stage: Path, entries: list[TensorEntry], reader: CheckpointRea
 
 
 def _peft_misses(stage: Path, reader: CheckpointReader) -> list[str]:
-    """Return what goes wrong when peft loads the folder on its base, whose own weights have no storage."""
+    """Return peft's errors when it loads the folder on its base without storage."""
     from peft import LoraConfig, PeftModel, get_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -135,7 +135,7 @@ class NamesInWhole:
     modules: Mapping[str, str]
 
     def of(self, name: str) -> str:
-        """Return the name there of a module, or of something below one (a factor of an adapter)."""
+        """Return the full class's name of a module, or of something inside one (a factor of an adapter)."""
         parts = name.split(".")
         for length in range(len(parts), 0, -1):
             if (inner := self.modules.get(".".join(parts[:length]))) is not None:

@@ -1,6 +1,6 @@
 """An export as one commit on the Hugging Face hub, with a model card (``checkpoint.export.model_card``).
 
-The token is huggingface_hub's own: HF_TOKEN, or the login of ``hf auth login``; it is handed to nothing else.
+The token is huggingface_hub's own: HF_TOKEN, or the login of ``hf auth login``; nothing else gets it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OF_A_NEW_ONE = frozenset({".gitattributes", CARD})  # files of a repository tha
 
 @dataclass(frozen=True)
 class PushReport:
-    """What was pushed. ``removed``: files of the repository that the commit has deleted."""
+    """The result of a push. ``removed``: files of the repository that the commit deleted."""
 
     export: ExportReport
     repo: str
@@ -81,8 +81,8 @@ def push(
     """Export ``checkpoint`` (as ``export_hf`` does) and commit it to the repository that ``to`` names.
 
     A new repository is private unless ``public``; one that exists stays as it is. One that holds a model is
-    refused unless ``overwrite``; then its files are replaced, and its history keeps them. What can be wrong
-    is found before anything is written. Raises ConfigError and CheckpointError.
+    refused unless ``overwrite``; then its files are replaced, and its history keeps them. Errors are found
+    before anything is written. Raises ConfigError and CheckpointError.
     """
     repo = repo_of(to)
     if not get_token():
@@ -144,7 +144,7 @@ def _commit(
 
 
 class _Names(HubNames):
-    """Asks the hub which names it knows."""
+    """Asks the hub whether names exist."""
 
     def __init__(self, api: HfApi) -> None:
         self._api = api

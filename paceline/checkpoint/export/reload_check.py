@@ -1,6 +1,6 @@
 """An exported folder is opened again and compared with the checkpoint before it gets its name.
 
-A small model is loaded as a user would load it. Of a larger one Transformers follows every name and shape on
+A small model is loaded as a user would load it. For a larger one Transformers checks every name and shape on
 the meta device. The check then reads the values from the files a piece at a time, as the start of a training
 does. So its memory does not grow with the model.
 """
@@ -41,12 +41,12 @@ PIECE_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class ExportedTensors:
-    """What a folder must hold.
+    """The expected tensors of a folder.
 
     skeleton  the model that was trained, on meta
     trained   its tensors, under its names
-    saved     the same under the names of the class that the folder is loaded as
-    released  the tensors of the folder's files that these became
+    saved     the same, under the names of the class that loads the folder
+    released  the corresponding tensors in the folder's files
     carried   tensors copied from another folder, which the class may not have
     """
 

@@ -1,7 +1,7 @@
-"""The files beside an embedding model or a reranker that sentence-transformers loads it with.
+"""The files with which sentence-transformers loads an embedding model or a reranker.
 
-Those of an embedding model have the form that its older versions read too. Texts are read as they are,
-whatever chat template the tokenizer has.
+Older versions can also read an embedding model's files. Texts are encoded without the tokenizer's chat
+template.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOGITS: Mapping[str, Json] = {
 
 
 def write_retrieval_files(stage: Path, reader: CheckpointReader) -> None:
-    """Write into ``stage`` what its class of sentence-transformers reads; nothing for other models."""
+    """Write the files of its sentence-transformers class into ``stage``; nothing for other models."""
     name = value_at(reader.state.get("config"), "training.algorithm")
     # a converted checkpoint has no config; an algorithm of the user's own is not imported for this
     if not isinstance(name, str) or ":" in name or not algorithm_spec(name).loaded_by:

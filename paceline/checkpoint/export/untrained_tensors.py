@@ -1,8 +1,8 @@
-"""Tensors of the folder that a run started from: read a part at a time, and what a run does not train.
+"""Untrained tensors of the folder that a run started from, read a part at a time.
 
-Exports copy tensors that are not trained, bit for bit. A checkpoint records where it is and a sha256 of its
-names, types, shapes and bytes; it holds no copy. The pages of a mapped file would count as this process's
-memory until it is closed, so values are read into memory of our own.
+Exports copy tensors that are not trained, bit for bit. A checkpoint records their folder and a sha256 of
+names, types, shapes and bytes; it holds no copy. Values are read instead of mapped, since mapped pages would
+count as this process's memory until the file is closed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_prepr
 def carried_entries(reader: CheckpointReader) -> list[TensorEntry]:
     """Return the carried tensors of the checkpoint's model, to be read from their folder when written.
 
-    Raises CheckpointError ``export.carried`` unless the folder holds exactly what the run started from.
+    Raises CheckpointError ``export.carried`` unless the folder holds exactly the tensors that the run started
+    from.
     """
     state = as_object(reader.state.get(STATE_KEY))
     names = state.get("names")
@@ -60,7 +61,7 @@ def carried_entries(reader: CheckpointReader) -> list[TensorEntry]:
 
 
 def carried_files(reader: CheckpointReader) -> dict[str, bytes]:
-    """Return the settings of image, video and audio processors beside the carried tensors."""
+    """Return the settings files of image, video and audio processors next to the carried tensors."""
     state = as_object(reader.state.get(STATE_KEY))
     if not state.get("names"):
         return {}
@@ -102,7 +103,7 @@ class TensorBytes:
 
 
 def carried_state(folder: Path, name: str, revision: str | None, names: Collection[str]) -> JsonObject:
-    """Return what a checkpoint records of the tensors ``names`` of ``folder``; reads all their bytes.
+    """Return a checkpoint's record of the tensors ``names`` of ``folder``; reads all their bytes.
 
     ``name`` and ``revision``: how the config names the folder. Raises OSError and CheckpointError.
     """
@@ -118,7 +119,7 @@ def carried_state(folder: Path, name: str, revision: str | None, names: Collecti
 
 
 def is_about(state: JsonObject, name: str, revision: str | None, names: Collection[str]) -> bool:
-    """Whether ``state``, of a checkpoint, was recorded of these tensors of this folder."""
+    """Whether a checkpoint's record ``state`` covers these tensors of this folder."""
     recorded = (state.get("name_or_path"), state.get("revision"), state.get("names"))
     return recorded == (name, revision, sorted(names))
 
@@ -164,7 +165,7 @@ _OPEN = 16  # files at a time
 
 
 class FolderReads(TensorFiles):
-    """Safetensors files, opened when wanted; a context manager."""
+    """Safetensors files, opened on demand; a context manager."""
 
     def __init__(self) -> None:
         self._slots: dict[Path, dict[str, ByteRange]] = {}
@@ -210,7 +211,7 @@ class FolderReads(TensorFiles):
 
 
 class _Stored(StoredSlice):
-    """A tensor of an open file: the rows that are wanted are read, then their columns are cut."""
+    """A tensor of an open file: reads the requested rows, then selects columns."""
 
     def __init__(self, file: BinaryIO, slot: ByteRange) -> None:
         self._file, self._slot = file, slot

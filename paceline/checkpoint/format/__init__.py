@@ -1,1 +1,1 @@
-"""What a checkpoint is on disk: names, manifest, hashes, safetensors files. No torch but for tensors."""
+"""The format of a checkpoint on disk: names, manifest, hashes, safetensors files. torch only for tensors."""

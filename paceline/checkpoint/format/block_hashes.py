@@ -3,9 +3,9 @@
 A block's hash is the sha256 of the hashes of its leaves. Two ranks that each read a part of one block know
 the hashes of their leaves. Together they know the block's hash, and no byte is read twice.
 
-Leaves are hashed by XXH3 (128 bits), ten times as fast as sha256. It finds what a disk or a network does to
-bytes. Against a person it protects no less than sha256 did: whoever can write the shards can write the
-manifest next to them.
+Leaves are hashed by XXH3 (128 bits), ten times as fast as sha256. It finds errors of disks and networks.
+Against an attacker it protects as much as sha256: whoever can write the shards can also write the manifest
+next to them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BlockSizes:
 
     @property
     def is_sound(self) -> bool:
-        """Whether blocks are whole numbers of leaves, and neither is absurd."""
+        """Whether a block is a whole number of leaves, and both sizes are plausible."""
         return (
             64 <= self.leaf_bytes <= self.block_bytes <= _MOST_BLOCK_BYTES
             and self.block_bytes % self.leaf_bytes == 0

@@ -148,7 +148,7 @@ class _HashThread:
         return self
 
     def enqueue(self, piece: memoryview) -> None:
-        """Take the next piece, which must not change until the end; few are kept waiting."""
+        """Take the next piece, which must not change until the end; waits if too many are queued."""
         if self._thread is None and len(piece) < _BLOCK:
             self._update(piece)
             return
@@ -159,7 +159,7 @@ class _HashThread:
             self._pending.popleft().result()
 
     def wait(self) -> None:
-        """Wait until all that was taken is hashed."""
+        """Wait until all enqueued pieces are hashed."""
         while self._pending:
             self._pending.popleft().result()
 
@@ -171,7 +171,7 @@ class _HashThread:
 
 
 def _begin_writing_back(fd: int, start: int, count: int) -> None:
-    """Let the disk begin with large pieces while the next ones are hashed, rather than at the fsync."""
+    """Start writing large pieces to disk while the next ones are hashed, rather than at the fsync."""
     if count == _BLOCK and hasattr(os, "posix_fadvise"):
         with suppress(OSError):  # an advice: where it is not taken, the fsync writes all
             os.posix_fadvise(fd, start, count, os.POSIX_FADV_DONTNEED)
@@ -187,7 +187,7 @@ def sync_folder(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, with those above it; on return the names of all of them are durable. Raises OSError."""
+    """Make a folder and its parents; on return all their names are durable. Raises OSError."""
     if path.is_dir():
         return
     path.mkdir(parents=True, exist_ok=True)

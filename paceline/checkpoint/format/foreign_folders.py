@@ -1,4 +1,5 @@
-"""Which program's checkpoint a folder is, by the names of its files. Imports no torch, opens no pickle."""
+"""Recognise another program's checkpoint folder by the names of its files. Imports no torch, opens no
+pickle."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ FORMS: Mapping[Callable[[Path], bool], str] = {
 
 
 def not_ours(folder: Path) -> tuple[str, str] | None:
-    """Return what another program's folder is, and how to continue from it; None for any other folder."""
+    """Describe another program's checkpoint folder, and how to continue from it; None for any other
+    folder."""
     if not folder.is_dir():
         return None
     is_form = next((is_one for is_one in FORMS if is_one(folder)), None)
@@ -100,7 +102,7 @@ def _start_key(folder: Path) -> str:
 
 
 def _around(folder: Path) -> tuple[str, str] | None:
-    """Return the same of a folder of ``checkpoint-*`` folders: its newest is meant."""
+    """Return the same for a folder of ``checkpoint-*`` folders, about its newest one."""
     steps = [
         (int(name.group(1)), path)
         for path in folder.iterdir()
@@ -114,7 +116,7 @@ def _around(folder: Path) -> tuple[str, str] | None:
 
 
 def weights_alone(folder: Path) -> tuple[str, str] | None:
-    """Return why a folder with weights alone is no checkpoint, and what it can be used for; else None."""
+    """Explain that a folder with only weights is not a checkpoint, and how to use it; else None."""
     weights = any((folder / name).is_file() for name in ADAPTERS)
     if (folder / ADAPTER_CONFIG).is_file() and weights:
         merge = f"paceline export {quote(str(folder))} --merge --model BASE --to DIR"

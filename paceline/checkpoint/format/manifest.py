@@ -1,4 +1,4 @@
-"""What a manifest says, and its JSON: every file with size and hash, and where each tensor lies. No torch."""
+"""The manifest and its JSON: every file with size and hash, and the place of each tensor. No torch."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _Invalid = Callable[[str], CheckpointError]
 class FileEntry:
     """Size in bytes and lower-case hex sha256 of one file.
 
-    From version 2 on a shard has the hashes of its ``blocks`` in place of one hash. ``data`` is the number of
-    bytes of its header, after which its tensors begin.
+    From version 2 on a shard has the hashes of its ``blocks`` in place of one hash. ``data`` is the length of
+    its header in bytes; its tensors follow.
     """
 
     bytes: int
@@ -57,7 +57,7 @@ class FileEntry:
 class Manifest:
     """``sequence`` grows with every checkpoint published in a run; the largest is the newest at any step.
 
-    ``tensors``: encoded name → where its blocks lie; None in version 1, whose shards tell by their headers.
+    ``tensors``: encoded name → its blocks' places; None in version 1, where the shards' headers hold them.
     """
 
     step: int
@@ -80,7 +80,7 @@ class Manifest:
 
     @property
     def version(self) -> int:
-        """The format's version that has all of it."""
+        """The lowest format version that can hold this manifest."""
         return 1 if self.tensors is None else 2 if self.grain.leaf_hash == SHA256 else VERSION
 
     def to_bytes(self) -> bytes:
@@ -117,7 +117,7 @@ def shards_of(files: Mapping[str, FileEntry]) -> tuple[str, ...]:
 
 
 def digest_of(content: Mapping[str, Json]) -> str:
-    """Return the sha256 of the manifest's content: no other file vouches for the manifest itself."""
+    """Return the sha256 of the manifest's content, since no other file holds a hash of the manifest."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
@@ -134,7 +134,7 @@ def is_side_name(name: str) -> bool:
 
 
 def folders_of(names: Iterable[str]) -> list[str]:
-    """Return the folders in which files of these names lie, outer ones first."""
+    """Return the folders of these files, outer ones first."""
     return sorted({str(parent) for name in names for parent in PurePosixPath(name).parents} - {"."})
 
 

@@ -33,7 +33,7 @@ DTYPE_WORDS = {dtype: name for name, dtype in DTYPES.items()}
 class TensorEntry:
     """A tensor to write: ``load`` is called once, when it is written, and may return it on any device.
 
-    ``beside``: tensors with the same word are written one after the other, because they are made together.
+    ``beside``: tensors with the same value are written consecutively, because they are made together.
     """
 
     name: str
@@ -79,7 +79,7 @@ def in_order(entries: Sequence[TensorEntry]) -> list[TensorEntry]:
 
 
 def starts_of(entries: Sequence[TensorEntry]) -> dict[str, tuple[str, int]]:
-    """Return name → (the header's word for its dtype, first byte after the header)."""
+    """Return name → (dtype name in the header, first byte after the header)."""
     places, begin = dict[str, tuple[str, int]](), 0
     for entry in in_order(entries):
         places[entry.name] = (DTYPE_WORDS[entry.dtype], begin)

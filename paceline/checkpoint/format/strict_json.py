@@ -35,7 +35,7 @@ def parse_object(
 def dump_object(value: Mapping[str, Json], where: str, one_line_below: int | None = None) -> bytes:
     """Return ``value`` as JSON that ``parse_object`` reads back equal.
 
-    ``one_line_below``: what lies deeper than so many levels stands in one line (an index of many numbers).
+    ``one_line_below``: write values deeper than this many levels on one line (an index of many numbers).
 
     Raises CheckpointError naming the key path of a value that JSON cannot hold.
     """

@@ -1,4 +1,4 @@
-"""Where each tensor's blocks lie: one index of all shards in the manifest, as runs of numbers. No torch.
+"""The places of all tensors' blocks: one index of all shards in the manifest, as runs of numbers. No torch.
 
 Shards of one layout have regular columns (files 0, 1, 2 …, offsets 0, 64, 128 …). So an index stays small for
 thousands of files, and Paceline checks it without expanding it. Tensors are named ``role|kind|plain name``.
@@ -141,7 +141,7 @@ def unpack(runs: Runs) -> NDArray[np.int64]:
 def parse_index(entries: Json, num_files: int) -> dict[str, TensorRows]:
     """Return encoded tensor name → its rows, from a manifest of ``num_files`` shards.
 
-    Nothing is spread out: counts, files and places are bounded by their runs. Raises ValueError.
+    Checks counts, files and places from their runs, without expanding them. Raises ValueError.
     """
     if not isinstance(entries, dict):
         raise ValueError("tensors is not an object")

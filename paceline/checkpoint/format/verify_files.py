@@ -1,4 +1,4 @@
-"""The folders of checkpoints and their names, and a checkpoint's files against its manifest. No torch."""
+"""Folders of checkpoints and their names, and verification of files against the manifest. No torch."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def verify_block(
 
 
 def wrong_block(entry: FileEntry, block: int, grain: BlockSizes, digest: str) -> str:
-    """Say which bytes have another hash."""
+    """Return a message with the bytes that have another hash."""
     first, last = block * grain.block_bytes, min(entry.bytes, (block + 1) * grain.block_bytes)
     return f"bytes {first} to {last}: hash {digest[:12]}… instead of {entry.blocks[block][:12]}…"
 
@@ -164,8 +164,8 @@ def wrong_block(entry: FileEntry, block: int, grain: BlockSizes, digest: str) ->
 def open_part(checkpoint: Path, name: str) -> BinaryIO:
     """Open a file of a checkpoint.
 
-    Raises CheckpointError: ``checkpoint.incomplete`` if it is missing (pruned meanwhile, too), another also
-    for a link that leads outside of it.
+    Raises CheckpointError: ``checkpoint.incomplete`` if it is missing (also if pruned meanwhile), another
+    code for example for a link that leads outside.
     """
     if (file := open_if_there(checkpoint, name)) is None:
         raise incomplete(checkpoint, f"{name} is missing")
@@ -181,7 +181,7 @@ def open_if_there(checkpoint: Path, name: str) -> BinaryIO | None:
 
 
 def _followed(checkpoint: Path, name: str) -> Path:
-    """Return where a file of a checkpoint lies, through links if there are any."""
+    """Return the path of a checkpoint's file, with links resolved."""
     path = checkpoint / name
     if not any((checkpoint / part).is_symlink() for part in (name, *folders_of([name]))):
         return path
@@ -219,8 +219,8 @@ _REPOSITORIES = ("models--", "datasets--")
 def target_of(checkpoint: Path, path: Path) -> Path | None:
     """Return the file that ``path`` in ``checkpoint`` leads to through links; None if it leads outside.
 
-    The checkpoint's own folder may be a link. The Hugging Face cache's files are links of a snapshot to the
-    blobs of the same repository.
+    The checkpoint's folder may be a link. In the Hugging Face cache, a snapshot's files are links to blobs of
+    the same repository.
     """
     root, target = Path(os.path.realpath(checkpoint)), Path(os.path.realpath(path))
     if target.is_relative_to(root):
@@ -324,8 +324,8 @@ class CheckpointFolder:
 
 
 def aside_name(use: str, step_name: str, nonce: str | None = None) -> str:
-    """Return the name of a folder beside the checkpoints: ``staging`` (a save), ``fetching`` (brought from
-    another node), ``replaced`` or ``trash`` (being removed).
+    """Return the name of a folder beside the checkpoints: ``staging`` (a save), ``fetching`` (from another
+    node), ``replaced`` or ``trash`` (being removed).
     """
     return f".{use}-{step_name}-{nonce or os.urandom(6).hex()}"
 
@@ -379,7 +379,7 @@ def scan(folder: Path) -> list[CheckpointFolder]:
 def leftovers(folder: Path, checkpoints: Sequence[CheckpointFolder] | None = None) -> list[Path]:
     """Return folders of interrupted saves, and replaced checkpoints whose successor is complete.
 
-    ``checkpoints``: what ``scan`` has returned, where it was called already.
+    ``checkpoints``: the result of ``scan``, if already known.
     """
     names = _names(folder)
     kept = {f.path.name for f in (scan(folder) if checkpoints is None else checkpoints)}
@@ -412,7 +412,7 @@ def read_hint(path: Path) -> str | None:
 
 
 def entries(folder: Path, keep: Callable[[os.DirEntry[str]], bool]) -> list[str]:
-    """Return the sorted names of the folder's entries that ``keep`` takes; none if there is no folder."""
+    """Return the sorted names of the folder's entries that ``keep`` accepts; none without the folder."""
     try:
         return sorted(entry.name for entry in os.scandir(folder) if keep(entry))
     except (FileNotFoundError, NotADirectoryError):

@@ -1,1 +1,1 @@
-"""Find a checkpoint, verify it, and read what is wanted of it."""
+"""Find a checkpoint, verify it, and read tensors from it."""

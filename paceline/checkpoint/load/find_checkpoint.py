@@ -49,14 +49,14 @@ def find_checkpoint(
     most_bytes: int | None = None,
     known: Mapping[Path, CheckpointError] = _NONE_KNOWN,
 ) -> Path | None:
-    """Return the checkpoint that ``resume_from_checkpoint: where`` means, with every byte verified.
+    """Return the checkpoint for ``resume_from_checkpoint: where``, with every byte verified.
 
-    ``most_bytes``: of the tensors of a larger checkpoint only the sizes are checked (0: of any). ``known``:
-    checkpoints whose damage has been seen already. ``latest`` and ``auto`` take the newest complete
-    checkpoint of ``run``; ``auto`` returns None if the run has no checkpoint. A path may be a run directory,
-    its ``checkpoints`` folder or ``checkpoints/latest``: these fall back like ``latest``. It may also be one
-    checkpoint, which is used or refused. Skipped checkpoints are reported in ``notes``. Raises
-    CheckpointError; never deletes anything.
+    ``most_bytes``: only sizes of tensors are checked for a larger checkpoint (0: for any). ``known``:
+    checkpoints already found damaged. ``latest`` and ``auto`` take the newest complete checkpoint of ``run``;
+    ``auto`` returns None if the run has no checkpoint. A path may be a run directory, its ``checkpoints``
+    folder or ``checkpoints/latest``: these fall back like ``latest``. It may also be one checkpoint, which is
+    used or refused. Skipped checkpoints are reported in ``notes``. Raises CheckpointError; never deletes
+    anything.
     """
     notes = notes if notes is not None else []
     if where in (LATEST, AUTO):
@@ -79,8 +79,8 @@ def find_checkpoint(
 
 
 def checkpoint_location(where: str, run: RunDir) -> tuple[Path, str | None]:
-    """Return the folder of checkpoints that ``where`` means, and the name of the one in it if it means one,
-    as ``find_checkpoint`` takes it.
+    """Return the folder of checkpoints for ``where``, and the checkpoint's name in it if ``where`` is a
+    single one.
     """
     if where in (LATEST, AUTO):
         return run.checkpoints, None
@@ -123,8 +123,8 @@ def _newest(
 ) -> Path | None:
     """Return the newest checkpoint that verifies.
 
-    Refuse if some exist but none is complete (resume.only_incomplete), and if one was written by a newer
-    Paceline: to go on from an older one would train its steps again, for no damage.
+    Refuse if some exist but none is complete (resume.only_incomplete), and if a newer Paceline wrote one:
+    resuming from an older checkpoint would repeat steps although nothing is damaged.
     """
     checkpoints = scan(folder)
     hinted = read_hint(folder / LATEST)
@@ -177,7 +177,7 @@ def refuse_newer(checkpoints: Sequence[CheckpointFolder], step: int = -1) -> Non
 
 
 def _exactly(path: Path, most_bytes: int | None, known: Mapping[Path, CheckpointError]) -> Path:
-    """Verify a checkpoint named by the user: this one or none."""
+    """Verify the checkpoint that the user named, without falling back to another."""
     if path in known:
         raise known[path]
     if not path.is_dir():
@@ -194,7 +194,7 @@ def _is_hashed(manifest: Manifest, most_bytes: int | None) -> bool:
 
 
 def problem_of(checkpoint: CheckpointFolder, most_bytes: int | None) -> CheckpointError | None:
-    """Return what is wrong with a checkpoint whose files have their sizes (``most_bytes``: as above)."""
+    """Return the error of a checkpoint whose files have the right sizes (``most_bytes``: as above)."""
     assert checkpoint.manifest is not None
     try:
         verify(checkpoint.path, checkpoint.manifest, tensors=_is_hashed(checkpoint.manifest, most_bytes))
@@ -245,7 +245,7 @@ def _only_incomplete(folder: Path, problems: list[tuple[CheckpointFolder, Checkp
 
 
 def save_never_ended(folder: Path, count: int) -> Diagnostic:
-    """Return the warning that a run begins anew although saves were begun."""
+    """Return the warning that a run starts from step 0 although saves were started."""
     return codes.RESUME_FRESH_START(
         f"{count} save{'s were' if count > 1 else ' was'} started but never completed; no"
         " checkpoint was published, so the run starts at step 0",
@@ -276,8 +276,8 @@ LOSS = "eval_loss"
 
 @dataclass(frozen=True)
 class ListedCheckpoint:
-    """One checkpoint. ``path``: the URL of one in object storage. ``verdict``: ``verified`` (every byte,
-    last), ``complete`` (all files with their sizes), ``committed`` (at a URL) or what is wrong.
+    """One checkpoint. ``path``: the URL of one in object storage. ``verdict``: ``verified`` (every byte, the
+    last such one), ``complete`` (all files with their sizes), ``committed`` (at a URL) or the error.
     """
 
     name: str
@@ -365,7 +365,7 @@ def _listed(
 
 
 def _metric(state: JsonObject, measured: Mapping[str, float]) -> tuple[str, float | None]:
-    """Return the run's metric and its value at this step: as measured, or as the best so far."""
+    """Return the run's metric with its value at this step: measured here, or the best so far."""
     training, train = as_object(as_object(state.get("config")).get("training")), as_object(state.get("train"))
     configured: Json = training.get("metric_for_best_model")
     metric = str(configured) if configured else LOSS

@@ -1,4 +1,4 @@
-"""Read a checkpoint: verify hashes and headers, then read the blocks that are wanted, opening files then."""
+"""Read a checkpoint: verify hashes and headers, then read blocks on demand."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class CheckpointReader:
 
     With ``verify`` all hashes are compared first. With ``ranks`` it is opened by all of them together
     (collective): each hashes what it reads, and ``verify_reads`` must be called after the last read.
-    ``manifest`` and ``state``: what another rank has read of it. ``elsewhere``: where files are that are not
-    in ``path``.
+    ``manifest`` and ``state``: already read by another rank. ``elsewhere``: access to files that are not in
+    ``path``.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class CheckpointReader:
             raise
 
     def verify_reads(self) -> None:
-        """Verify what has been read, and what nobody has, over all ranks. Collective with ``ranks``.
+        """Verify all blocks, read or not, over all ranks. Collective with ``ranks``.
 
         Raises the same CheckpointError on all ranks.
         """
@@ -300,7 +300,7 @@ class CheckpointReader:
         )
 
     def _content(self, name: str, most: int) -> bytes:
-        """Return the content of a side file, whose hash is compared first. Raises KeyError."""
+        """Return the content of a side file after comparing its hash. Raises KeyError."""
         entry = self.manifest.files[name]
         with open_part(self.path, name) as file:
             verify_open(file, entry, self.path, name)
@@ -311,7 +311,7 @@ Table = dict[str, tuple[str, tuple[int, ...], BlockRow]]  # encoded name → dty
 
 
 def index_of_headers(files: OpenFiles) -> tuple[dict[str, TensorRows], list[int]]:
-    """Return the index that the headers give, and the bytes of each header. Raises CheckpointError."""
+    """Return the index from the headers, and the bytes of each header. Raises CheckpointError."""
     tables, data = [], []
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     for number in range(len(files.names)):
@@ -329,7 +329,7 @@ def index_of_headers(files: OpenFiles) -> tuple[dict[str, TensorRows], list[int]
 
 
 def check_headers(files: OpenFiles, manifest: Manifest, numbers: Iterable[int]) -> None:
-    """Compare the headers of some shards with the index: whoever reads a shard alone reads the same.
+    """Check that the headers of some shards equal the index.
 
     Raises CheckpointError.
     """

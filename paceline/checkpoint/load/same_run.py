@@ -12,7 +12,7 @@ from paceline.core.json_types import Json
 def same_run(state: Mapping[str, Json], now: Mapping[str, Json], *, override: Collection[str] = ()) -> None:
     """Raise CheckpointError with every field in which the checkpoint's run differs from this one.
 
-    ``state``: the checkpoint's; ``now``: what this run would save: ``config_digest``, ``data_fingerprint``,
+    ``state``: the checkpoint's; ``now``: this run's values of ``config_digest``, ``data_fingerprint``,
     ``seed``, ``global_batch``, ``seq_len``, ``packing`` (a field absent from ``now`` is not compared). World
     size and strategy may change. ``override``: fields that may differ.
     """

@@ -1,8 +1,8 @@
-"""A checkpoint's shards, opened when wanted and hashed as they are read. No torch.
+"""A checkpoint's shards, opened on demand and hashed as they are read. No torch.
 
-Only so many are open at a time. Hashes are taken leaf by leaf: the resume itself verifies the checkpoint.
-When the ranks verify together, they know what each has read, and share out what nobody read. A damaged block
-that one rank saw is the same error on all.
+The number of open files is limited. Files are hashed leaf by leaf, so that reading also verifies them. When
+the ranks verify together, they exchange the hashes of leaves that they read, and divide the unread leaves. A
+damaged block raises the same error on all ranks.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Owners = range | tuple[int, ...]  # ranks
 
 
 class RemoteFiles(Protocol):
-    """Where files are that are not in a checkpoint's folder here."""
+    """Access to a checkpoint's files that are not in its folder here."""
 
     def fetch(self, name: str) -> None:
-        """Bring a file into the folder.
+        """Fetch a file into the folder.
 
-        Raises CheckpointError: ``checkpoint.damaged`` if no node has it as it was saved.
+        Raises CheckpointError: ``checkpoint.damaged`` if no node has an intact copy.
         """
 
     def owners(self, name: str) -> Owners:
-        """Return ranks that see one disk which has it."""
+        """Return the ranks of one disk that has the file."""
 
     @property
     def disk_of_ranks(self) -> Sequence[int]:
@@ -49,9 +49,9 @@ class RemoteFiles(Protocol):
 class OpenFiles:
     """The shards ``names`` in ``path`` by number. A file that is opened again must be the same file.
 
-    One that is missing is brought from ``elsewhere``. Raises CheckpointError if one is missing, is no
-    regular file, was replaced, or ends early. While ``damage_is_found_later`` (by hashes that do not fit),
-    one that is damaged on every node that has it reads as zeros.
+    A missing one is fetched from ``elsewhere``. Raises CheckpointError if one is missing, is no regular file,
+    was replaced, or ends early. While ``damage_is_found_later`` (by later hash checks), a shard that is
+    damaged on every node reads as zeros.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class OpenFiles:
         self.damage_is_found_later = False
 
     def file(self, number: int) -> BinaryIO:
-        """Return the open file; the ones that were not used for longest are closed."""
+        """Return the open file; close the least recently used ones."""
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number]
@@ -126,8 +126,8 @@ _PIECE = 8 * 1024 * 1024
 
 
 class HashedReads:
-    """Reads whole leaves of the shards and remembers the hash of each; a leaf is read once, or rarely
-    twice, and hashed once.
+    """Reads whole leaves of the shards and stores the hash of each; a leaf is hashed once and read once,
+    rarely twice.
     """
 
     def __init__(self, files: OpenFiles, manifest: Manifest) -> None:
@@ -158,7 +158,7 @@ class HashedReads:
             self._hash(inside, number, low // leaf)
 
     def hash_leaves(self, number: int, leaves: range) -> None:
-        """Read and hash leaves that nobody wanted."""
+        """Read and hash leaves that no rank has read."""
         leaf, size = self.grain.leaf_bytes, self.files.sizes[number]
         begin, end = leaves.start * leaf, min(size, leaves.stop * leaf)
         piece = memoryview(bytearray(min(max(leaf, _PIECE // leaf * leaf), end - begin)))
@@ -175,7 +175,7 @@ class HashedReads:
         return {leaf: hashes[leaf] for leaf in leaves if leaf in hashes}
 
     def verdict(self, number: int, block: int, hashes: dict[int, bytes]) -> str | None:
-        """Return "" for a sound block, its wrong hash for another; None if a leaf is not known."""
+        """Return "" for a sound block, the wrong hash for a damaged one; None if a leaf is unknown."""
         leaves = self.grain.leaves(block, self.files.sizes[number])
         if len(hashes) < len(leaves):
             return None
@@ -222,8 +222,8 @@ _UNREAD = "the checkpoint cannot be verified"
 
 @dataclass(frozen=True)
 class Readers:
-    """Which ranks see the same files: ``disks``, a number by rank, and ``owners``, by the shard's number the
-    ranks of one disk that has it.
+    """The ranks that see the same files. ``disks``: the disk number of each rank; ``owners``: shard number →
+    the ranks of one disk that has it.
     """
 
     disks: Sequence[int]
@@ -231,7 +231,7 @@ class Readers:
 
     @staticmethod
     def all(world_size: int, num_shards: int) -> Readers:
-        """Return that every rank sees every shard, in one place."""
+        """Return readers for one shared disk, where every rank sees every shard."""
         return Readers((0,) * world_size, (range(world_size),) * num_shards)
 
     def of_disk(self, disk: int) -> Owners:
@@ -242,7 +242,7 @@ class Readers:
 
 
 class _Seen(TypedDict):
-    """What one rank knows of a round's blocks, by their places in the round."""
+    """One rank's known hashes of a round's blocks, by their index in the round."""
 
     good: list[int]
     wrong: dict[str, str]  # the wrong hash
@@ -323,9 +323,8 @@ def _seen(reads: HashedReads, places: list[tuple[int, int]]) -> _Seen:
 def _merged(
     reads: HashedReads, places: list[tuple[int, int]], seen: list[_Seen], readers: Readers
 ) -> tuple[_Known, dict[Owners, list[tuple[int, int]]]]:
-    """Return two things about blocks that no rank could judge alone: the hashes of the leaves of their
-    copies, and the unread leaves by the ranks that may read them. A leaf is (the block's place in the round,
-    the leaf's number).
+    """Return, for blocks that no rank could judge alone, the leaf hashes of their copies, and the unread
+    leaves by possible readers. A leaf is (block index in the round, leaf number).
     """
     disks = readers.disks
     judged: set[tuple[int, int]] = set()
@@ -349,7 +348,7 @@ def _merged(
 
 
 def _share(wanted: Mapping[Owners, list[tuple[int, int]]], rank: int) -> list[tuple[int, int]]:
-    """Return this rank's run of the unread leaves; those of ranks on one disk are alike in length."""
+    """Return this rank's share of the unread leaves; ranks on one disk get equal shares."""
     for ranks, leaves in wanted.items():
         if rank in ranks:
             first, last = (

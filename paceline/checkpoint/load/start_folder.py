@@ -1,4 +1,4 @@
-"""Paths of a run's config: relative ones begin where the run was started, wherever they are read."""
+"""Resolve paths of a run's config: relative ones start at the folder where the run was started."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ START_FOLDER = "start_folder"  # in a checkpoint's state
 
 
 def path_of_run(name: str, state: Mapping[str, Json], checkpoint: Path, key: str) -> str:
-    """Return ``name``, a folder or a hub name in the config of ``checkpoint``'s run, to be opened here.
+    """Resolve ``name``, a folder or a hub name in the config of ``checkpoint``'s run, for this process.
 
-    ``state``: the checkpoint's; ``key``: where the config names it. Raises CheckpointError for a path, which
-    no hub name is, that is in none of the folders where it can be.
+    ``state``: the checkpoint's; ``key``: its config key. Raises CheckpointError for a path (not a hub name)
+    that is in none of the possible folders.
     """
     path = Path(name).expanduser()
     tried = {} if path.is_absolute() else _folders(name, state, checkpoint)
@@ -36,7 +36,7 @@ def path_of_run(name: str, state: Mapping[str, Json], checkpoint: Path, key: str
 
 
 def is_file_of_run(name: str, state: Mapping[str, Json], checkpoint: Path) -> bool:
-    """Whether ``name``, of the config of ``checkpoint``'s run, is or was a path, and no name on the hub."""
+    """Whether ``name``, in the config of ``checkpoint``'s run, is or was a path and not a hub name."""
     path = Path(name).expanduser()
     return (
         is_local_name(name)
@@ -46,7 +46,7 @@ def is_file_of_run(name: str, state: Mapping[str, Json], checkpoint: Path) -> bo
 
 
 def model_of_run(state: Mapping[str, Json], checkpoint: Path) -> ModelSection:
-    """Return the ``model`` section of a checkpoint's run, its folders as this process opens them, without
+    """Return the ``model`` section of a checkpoint's run, with folders resolved for this process and without
     the permission to run code. Raises CheckpointError as ``path_of_run``.
     """
     model = Config.from_json(as_object(state["config"])).model
@@ -60,10 +60,10 @@ def model_of_run(state: Mapping[str, Json], checkpoint: Path) -> ModelSection:
 
 
 def _folders(name: str, state: Mapping[str, Json], checkpoint: Path) -> dict[Path, str]:
-    """Return the folders in which ``name`` of a run may lie, with their meaning, the likeliest first.
+    """Return the possible folders of ``name`` with their meaning, the likeliest first.
 
-    Checkpoints of earlier versions do not record where their run was started: there a relative output_dir
-    tells, else the folder around the run's is tried.
+    Checkpoints of earlier versions do not record where their run was started: a relative output_dir shows it,
+    else the run folder's parent is tried.
     """
     run = checkpoint.absolute().parent.parent
     recorded = state.get(START_FOLDER)

@@ -1,8 +1,7 @@
-"""How nodes give each other a checkpoint's files: both sides prove that they have the run's key. No torch.
+"""Nodes send each other a checkpoint's files; both sides prove that they have the run's key. No torch.
 
-One request a connection. A file's bytes are not secret here; they are signed, and the manifest's hashes tell
-whether they are those that were saved.
-A file that is brought is streamed, compared with the manifest, then named.
+One request a connection. A file's bytes are signed but not encrypted; the manifest's hashes show whether they
+are the saved ones. A fetched file is streamed, compared with the manifest, then renamed.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _AT_ONCE = 16  # connections
 
 @dataclass(frozen=True)
 class PeerNode:
-    """A node that has files: its leader's rank and host, and where it gives them."""
+    """A node that has files: its leader's rank and host, and the address of its server."""
 
     rank: int
     host: str
@@ -56,18 +55,18 @@ class PeerNode:
 
 
 class RefusedError(Exception):
-    """The other side has another key, or does not give the file."""
+    """The other side has another key, or does not send the file."""
 
 
 def key_of(secret: bytes, token: str) -> bytes:
-    """Return the key of one resume: of the run's secret, and of a token that rank 0 gave to all ranks."""
+    """Return the key of one resume, from the run's secret and a token that rank 0 sent to all ranks."""
     return hmac.new(secret, b"paceline/files/" + token.encode(), hashlib.sha256).digest()
 
 
 class FileServer:
-    """Gives files to those who have the key, at one address of this machine, from separate threads.
+    """Sends files to clients that have the key, at one address of this machine, from separate threads.
 
-    ``opened`` opens a file, and raises KeyError, OSError or PacelineError for any that it does not give.
+    ``opened`` opens a file, and raises KeyError, OSError or PacelineError for a file that it refuses.
     """
 
     def __init__(self, address: str, key: bytes, opened: Opened) -> None:
@@ -79,7 +78,7 @@ class FileServer:
         threading.Thread(target=self._accept, name="paceline-files", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more requests. Safe to call twice."""
+        """Stop accepting requests. Safe to call twice."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -149,7 +148,7 @@ def _request(digest: str, name: str) -> Mapping[str, str]:
 
 
 def sign_pair(key: bytes, first: bytes, second: bytes) -> hmac.HMAC:
-    """Return the beginning of a file's signature: the hashes of blocks do not stop who forges bytes."""
+    """Start a file's signature, which protects against forged bytes where block hashes do not."""
     return hmac.new(key, b"bytes" + first + second, hashlib.sha256)
 
 
@@ -187,9 +186,9 @@ _WHAT = "this node cannot give its files to the others"
 
 
 class SharedFiles:
-    """What this disk's leader gives, and the places and the key of all leaders.
+    """The files that this disk's leader sends, and the addresses and key of all leaders.
 
-    ``address`` gives this machine's address towards a host, by default the host at which all ranks met;
+    ``address`` returns this machine's address towards a host, by default the host at which all ranks met;
     ``secret``: the run's.
     """
 
@@ -205,15 +204,15 @@ class SharedFiles:
 
     @property
     def places(self) -> Mapping[int, PeerNode]:
-        """By the disk's leader, where it gives its files; empty before ``open``."""
+        """Disk leader → address of its server; empty before ``open``."""
         return self._places
 
     def give(self, digest: str, folder: Path) -> None:
-        """Give the files of this checkpoint's folder from here on."""
+        """Send the files of this checkpoint's folder from now on."""
         self._folders[digest] = folder
 
     def open(self, folder: Path) -> None:
-        """Let each leader give its disk's files; all learn where, and the key. Collective."""
+        """Start each leader's server, and send all ranks its address and the key. Collective."""
         if self._places:
             return
         first = self._ranks.rank == 0
@@ -243,12 +242,12 @@ class SharedFiles:
                 self._places[rank] = PeerNode(rank, host, (address, port))
 
     def close(self) -> None:
-        """Give no more files. Not collective; all ranks have read what they need."""
+        """Stop sending files. Not collective; all ranks must have finished reading."""
         if self._server is not None:
             self._server.close()
 
     def _open_file(self, digest: str, name: str) -> tuple[BinaryIO, int]:
-        """Open a file that another node asks for: one of the manifest's, or the manifest."""
+        """Open a file that another node requests: one in the manifest, or the manifest."""
         path = self._folders[digest]
         if name != MANIFEST and name not in read_manifest(path).files:
             raise KeyError(name)
@@ -266,7 +265,7 @@ _CANNOT = "a file of the checkpoint cannot be brought from another node"
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Why a node's file was not taken; ``damaged``: its bytes are others than those that were saved."""
+    """Why a node's file was refused; ``damaged``: its bytes differ from the saved ones."""
 
     holder: PeerNode
     reason: str
@@ -274,7 +273,7 @@ class _Refusal:
 
 
 def fetch_manifest(folder: Path, digest: str, holders: Sequence[PeerNode], key: bytes) -> None:
-    """Bring the manifest into ``folder``. Raises CheckpointError."""
+    """Fetch the manifest into ``folder``. Raises CheckpointError."""
 
     def bring(staged: Path, holder: PeerNode) -> str:
         with requested_file(holder.place, key, digest, MANIFEST) as (size, pieces):
@@ -290,8 +289,8 @@ def fetch_manifest(folder: Path, digest: str, holders: Sequence[PeerNode], key: 
 def fetch_file(
     checkpoint: Path, manifest: Manifest, name: str, digest: str, holders: Sequence[PeerNode], key: bytes
 ) -> list[Diagnostic]:
-    """Bring one file from the first of ``holders`` whose bytes have the manifest's hashes; return warnings of
-    those that gave others. One rank of a node brings it, the others wait.
+    """Fetch one file from the first of ``holders`` whose bytes have the manifest's hashes; return warnings
+    about the others. One rank of a node fetches it, the others wait.
 
     Raises CheckpointError: ``checkpoint.damaged`` where each holder's bytes are wrong,
     ``checkpoint.not_fetched`` where one did not answer, ``checkpoint.disk_full``.
@@ -327,9 +326,9 @@ def fetch_file(
 def _from_one_of(
     holders: Sequence[PeerNode], checkpoint: Path, name: str, bring: Callable[[Path, PeerNode], str]
 ) -> list[_Refusal]:
-    """Name the file as the first of ``holders`` gives it right; return why those before it did not.
+    """Publish the file from the first of ``holders`` with correct bytes; return why earlier holders failed.
 
-    ``bring`` writes a holder's bytes and returns what differs, nothing if they are right. Raises
+    ``bring`` writes a holder's bytes and returns the difference, or nothing. Raises
     CheckpointError.
     """
     refusals: list[_Refusal] = []
@@ -356,13 +355,13 @@ def _from_one_of(
 
 
 def remove_unfinished(checkpoint: Path) -> None:
-    """Remove what interrupted fetches have left in a checkpoint's folder."""
+    """Remove leftovers of interrupted fetches from a checkpoint's folder."""
     for left in checkpoint.glob(f"{_STAGED}*"):
         left.unlink(missing_ok=True)
 
 
 def _received(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
-    """Yield the pieces; an error of the connection is none of this disk."""
+    """Yield the pieces; keep connection errors apart from errors of this disk."""
     try:
         yield from pieces
     except OSError as exc:
@@ -371,7 +370,7 @@ def _received(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
 
 @contextmanager
 def _alone(checkpoint: Path, name: str) -> Iterator[None]:
-    """Let one process of this machine at a time bring the file."""
+    """Let only one process of this machine at a time fetch the file."""
     path = checkpoint / f"{_STAGED}{_flat(name)}.lock"
     with named_errors(checkpoint, _CANNOT):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)

@@ -1,4 +1,5 @@
-"""What the nodes' disks hold of a run's checkpoints, which are whole over all of them, and words for it."""
+"""The parts of a run's checkpoints on the nodes' disks, the checkpoints that are whole over all disks, and
+messages."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ from paceline.rules import codes as rules_codes
 
 
 class DiskPart(TypedDict):
-    """One disk's folder of a checkpoint, as the ranks tell each other.
+    """One disk's folder of a checkpoint, as sent between ranks.
 
-    - ``name``: the step's
-    - ``folder``: its own, another while a save replaces it
+    - ``name``: the name of the step
+    - ``folder``: its folder's name, which differs while a save replaces it
     - ``digest``: of the manifest
-    - ``have``: which of its ``files`` (sorted) are here, with the sizes that were saved
+    - ``have``: the indexes of its sorted ``files`` that are here with the saved size
     - ``trash``: it is being removed
-    - ``problem``: why its manifest cannot be used (then nothing else is known)
+    - ``problem``: why its manifest cannot be used (then the other fields are unknown)
     """
 
     name: str
@@ -85,7 +86,7 @@ class IncompleteCheckpoint(_OneManifest):
 
 
 class Survey:
-    """The parts on all disks, by the disks' leaders."""
+    """The parts on all disks, by the disk's leader."""
 
     def __init__(self, parts: Mapping[int, Sequence[DiskPart]]) -> None:
         self.parts = parts
@@ -93,7 +94,7 @@ class Survey:
 
     @property
     def steps(self) -> set[int]:
-        """The steps of the whole checkpoints."""
+        """The steps of the complete checkpoints."""
         return {checkpoint.step for checkpoint in self.whole}
 
     @property
@@ -102,13 +103,13 @@ class Survey:
         return max((part["sequence"] for part in self._all()), default=0)
 
     def folders(self, disk: int) -> dict[tuple[str, str], str]:
-        """Return the folders' names on a disk by checkpoint: its name, its manifest's digest."""
+        """Return (checkpoint name, manifest digest) → folder name on a disk."""
         of = (part for part in self.parts.get(disk, ()) if not part["trash"])
         return {(part["name"], part["digest"]): part["folder"] for part in of}
 
     def needless(self, disk: int) -> list[str]:
-        """Return folders of a disk that no whole checkpoint needs any more: replaced by a whole one, or of
-        one that was being removed.
+        """Return folders of a disk that no complete checkpoint needs: replaced by a complete one, or being
+        removed.
         """
         complete = {checkpoint.name: checkpoint for checkpoint in self.whole}
         leaving = {(part["name"], part["digest"]) for part in self._all() if part["trash"]}
@@ -125,12 +126,11 @@ class Survey:
         return folders
 
     def interrupted(self, begun: Iterable[DiskPart]) -> list[IncompleteCheckpoint]:
-        """Return the checkpoints of saves that ended before their commit. ``begun``: what saves have left
-        unpublished on the disks.
+        """Return the checkpoints of saves that ended before their commit. ``begun``: unpublished leftovers of
+        saves on the disks.
 
-        A disk that still has its part of a manifest unpublished shows that rank 0 did not commit it, as its
-        rename comes last. All missing files must be there, too: an unknown checkpoint is never taken for this
-        one.
+        Rank 0's rename comes last, so a disk with an unpublished part shows that rank 0 did not commit. All
+        missing files must also be there, so that an unknown checkpoint is never mistaken for this one.
         """
         staged: dict[tuple[str, str], set[int]] = {}
         for part in begun:
@@ -148,7 +148,8 @@ class Survey:
 
 
 def parts_in(folder: Path, only: Collection[str] | None = None) -> list[DiskPart]:
-    """Return what one disk's ``checkpoints`` folder holds; with ``only`` the folders of these names."""
+    """Return the checkpoint parts in one disk's ``checkpoints`` folder; with ``only``, those with these
+    names."""
     parts = []
     for name in _folders(folder):
         any_name = only is not None or is_step_name(name)
@@ -159,7 +160,7 @@ def parts_in(folder: Path, only: Collection[str] | None = None) -> list[DiskPart
 
 
 def begun_in(folder: Path) -> list[DiskPart]:
-    """Return what saves that were not published have left in one disk's ``checkpoints`` folder."""
+    """Return the leftovers of unpublished saves in one disk's ``checkpoints`` folder."""
     steps = {name: step_of_folder(name, "staging") for name in _folders(folder)}
     return [_part(folder / name, step, trash=False) for name, step in steps.items() if step is not None]
 
@@ -197,7 +198,7 @@ def _part(path: Path, name: str, *, trash: bool) -> DiskPart:
 
 
 def _is_there(checkpoint: Path, name: str, manifest: Manifest) -> bool:
-    """Whether a file is here with its size; links are what they lead to, and judged when it is opened."""
+    """Whether a file is here with its size; links are followed, and checked when the file is opened."""
     try:
         info = os.stat(checkpoint / name)
     except OSError:
@@ -212,7 +213,7 @@ def _folders(folder: Path) -> list[str]:
 def _judged(
     parts: Mapping[int, Sequence[DiskPart]],
 ) -> tuple[list[CompleteCheckpoint], list[IncompleteCheckpoint]]:
-    """Return the whole checkpoints, one a step's name, and the others; both oldest first."""
+    """Return the complete checkpoints, one per step, and the others; both oldest first."""
     sides: dict[tuple[str, str], dict[int, DiskPart]] = {}
     lacking: list[IncompleteCheckpoint] = []
     for disk, of_disk in parts.items():
@@ -249,8 +250,8 @@ _MOST = 5  # names in one message
 
 class NodeInventory(TypedDict):
     """The report of a disk's leader: its host, the folder it looked in, and the checkpoints there. The report
-    also says how the folder follows from the user's path (empty for ``latest``, ``auto`` and URLs). ``begun``
-    holds what unpublished saves have left; ``staged`` counts such folders.
+    also holds how the folder follows from the user's path (empty for ``latest``, ``auto`` and URLs).
+    ``begun`` holds leftovers of unpublished saves; ``staged`` counts such folders.
     """
 
     host: str
@@ -262,7 +263,7 @@ class NodeInventory(TypedDict):
 
 
 def names_of(lacking: Sequence[IncompleteCheckpoint], look: NodeInventory, folder: Path) -> dict[str, str]:
-    """Return digest → the names of the files that no disk has, of the manifests that this disk has."""
+    """Return manifest digest → names of files that no disk has, for the manifests on this disk."""
     reasons = {}
     for part in look["parts"]:
         for checkpoint in lacking:
@@ -278,7 +279,7 @@ def names_of(lacking: Sequence[IncompleteCheckpoint], look: NodeInventory, folde
 
 
 def passed_over(checkpoint: IncompleteCheckpoint, why: str, taken: CompleteCheckpoint) -> Diagnostic:
-    """Return the warning that a newer checkpoint is not taken."""
+    """Return the warning that a newer checkpoint is skipped."""
     again = checkpoint.step - taken.step
     steps = f"; {again} step{'s are' if again > 1 else ' is'} trained again" if again > 0 else ""
     return skipped(
@@ -292,7 +293,7 @@ def passed_over(checkpoint: IncompleteCheckpoint, why: str, taken: CompleteCheck
 
 
 def chosen_note(checkpoint: CompleteCheckpoint, path: Path, num_disks: int) -> Diagnostic:
-    """Return the note on the checkpoint that is taken."""
+    """Return the note on the chosen checkpoint."""
     parts = len(checkpoint.folders)
     return codes.RESUME_CHOSEN(
         f"resuming from {checkpoint.name}, whole over the disks of {parts} of {num_disks} nodes",
@@ -308,7 +309,7 @@ def no_whole_one(
     where: str,
     run: RunDir,
 ) -> CheckpointError:
-    """Return the error that no checkpoint is whole: what is missing, who was asked, what to do."""
+    """Return the error that no checkpoint is complete: missing files, nodes asked, remedy."""
     listed = [f"{checkpoint.name}: {why}" for checkpoint, why in reversed(lacking)]
     listed += [f"{error.diagnostics[0].what}: {error.diagnostics[0].found}" for error in damage]
     hosts = ", ".join(f"{look['host']} (rank {disk})" for disk, look in sorted(looks.items())[:16])

@@ -1,8 +1,8 @@
 """Publish a checkpoint on the disks of several nodes: rank 0's rename comes last and is the commit point.
 
-A checkpoint counts once every file of one manifest lies on some disk under the checkpoint's name. Rank 0's
-disk has some of them (the run's state). So a crash before its rename leaves the former checkpoint, and a
-crash after it the new one. From the commit on nothing is taken back, whatever fails.
+A checkpoint exists once every file of one manifest is on some disk under the checkpoint's name. Rank 0's disk
+has some of them (the run's state). So a crash before its rename leaves the earlier checkpoint, and a crash
+after it the new one. After the commit nothing is undone, whatever fails.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class _Begun(TypedDict):
-    """What a rank tells first: a leader what its disk holds, rank 0 also the save's nonce and time."""
+    """A rank's first message: a leader sends its disk's contents, rank 0 also the save's nonce and time."""
 
     parts: list[DiskPart]
     nonce: str
@@ -46,15 +46,15 @@ class _Begun(TypedDict):
 
 
 class _AfterCommit(TypedDict):
-    """What a leader tells of its disk after the commit: what is being read there; on rank 0, what stays."""
+    """A leader's message after the commit: checkpoints being read on its disk; from rank 0, those to keep."""
 
     read: list[str]
     kept: list[str]
 
 
 class NodesPublisher:
-    """Publishes the checkpoints of a run whose ranks see several disks. Every method is collective, unless
-    it says otherwise; rank 0 decides, and all do the same.
+    """Publishes the checkpoints of a run whose ranks see several disks. Methods are collective unless stated
+    otherwise; rank 0 decides, and all ranks follow.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class NodesPublisher:
         self._may_be_committed = False
 
     def open(self, step: int, sizes: Sequence[int]) -> Stage:
-        """Open a staging folder on each disk, of one name, for files of ``sizes`` by rank.
+        """Open a staging folder of the same name on each disk, for files of ``sizes`` by rank.
 
         Leftovers of interrupted saves are removed first. Raises CheckpointError.
         """
@@ -109,10 +109,10 @@ class NodesPublisher:
         return stage
 
     def publish(self, stage: Stage, written: list[RankFiles], protected: str | None) -> None:
-        """After all ranks agreed: rename the folders into view, rank 0's last; then remove what is old.
+        """After all ranks agreed: rename the folders into view, rank 0's last; then remove old checkpoints.
 
-        ``protected``: rank 0's counts. Raises CheckpointError, the same on all ranks; ``undo`` is then called
-        on all of them.
+        Uses rank 0's ``protected``. Raises the same CheckpointError on all ranks, which then all call
+        ``undo``.
         """
         first = self._world.rank == 0
         manifest = manifest_of(
@@ -145,16 +145,16 @@ class NodesPublisher:
         self._prune(stage, self._together(lambda: self._after(stage, protected)))
 
     def undo(self, stage: Stage) -> None:
-        """Take back what this rank did of a save that failed before the commit, with an error that all ranks
-        agreed on. Not collective.
+        """Undo this rank's part of a save that failed before the commit, with an error that all ranks agreed
+        on. Not collective.
         """
         if self._leads and not self._may_be_committed:
             with suppress(OSError):
                 stage.undo(renamed=self._renaming and not stage.folder.is_dir())
 
     def _commit(self, stage: Stage) -> None:
-        """Rename rank 0's folder. Once that is done, no later error takes anything back on any disk. The
-        step's former checkpoint stays aside until the new one is known to be durable everywhere.
+        """Rename rank 0's folder. After that no error undoes anything on any disk. The step's earlier
+        checkpoint is kept until the new one is durable everywhere.
         """
         late: list[Exception] = []
 
@@ -187,7 +187,8 @@ class NodesPublisher:
         self._crash("renamed_durably")
 
     def _after(self, stage: Stage, protected: str | None) -> _AfterCommit:
-        """Once the checkpoint is published: remove the one in whose place it is, and name it the latest."""
+        """Once the checkpoint is published: remove the checkpoint that it replaces, and mark it as the
+        latest."""
         kept: list[str] = []
         reading: list[str] = []
         if self._leads:
@@ -206,7 +207,7 @@ class NodesPublisher:
         return {"read": reading, "kept": kept}
 
     def _is_read(self, checkpoint: Path) -> bool:
-        """Whether somebody reads a checkpoint of this disk; one that does not tell is not removed."""
+        """Whether a process reads a checkpoint of this disk; True if unknown."""
         with noting_errors(self._notes, checkpoint):
             try:
                 return is_being_read(checkpoint)
@@ -216,7 +217,7 @@ class NodesPublisher:
 
     def _prune(self, stage: Stage, ended: Sequence[_AfterCommit]) -> None:
         """Remove whole checkpoints that are not kept, on all disks. Each is renamed on all disks before any
-        is removed, so that the rests of a crash differ from the rests of a save.
+        is removed, so that leftovers of a removal differ from those of a save.
         """
         if self._rule.last is None:
             return

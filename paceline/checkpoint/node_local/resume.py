@@ -1,4 +1,4 @@
-"""Find the newest checkpoint that is whole over the nodes' disks, and open it on each of them. No torch."""
+"""Find the newest checkpoint that is complete over the nodes' disks, and open it on each. No torch."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ _OF_THE_CHECKPOINT = frozenset(
 
 @dataclass(frozen=True)
 class NodeLocalCheckpoint:
-    """A checkpoint as this rank opens it: its folder on this disk, which gets the files that are opened here.
+    """A checkpoint opened by this rank: its folder on this disk receives the fetched files.
 
-    ``holders``: by a file's name, the disks that have it; ``places``: by the disk's leader.
+    ``holders``: file name → disks that have it; ``places``: disk leader → server address.
     """
 
     path: Path
@@ -82,12 +82,12 @@ class NodeLocalCheckpoint:
     notes: list[Diagnostic]
 
     def fetch(self, name: str) -> None:
-        """Bring a file to this disk. Raises CheckpointError."""
+        """Fetch a file to this disk. Raises CheckpointError."""
         holders = [self.places[disk] for disk in self.holders[name] if disk in self.places]
         self.notes.extend(fetch_file(self.path, self.manifest, name, self.digest, holders, self.key))
 
     def owners(self, name: str) -> tuple[int, ...]:
-        """Return the ranks of one of the disks that had the file from the beginning."""
+        """Return the ranks of one disk that had the file from the start."""
         holders = self.holders[name]
         return tuple(self.disks.ranks(holders[sum(name.encode()) % len(holders)]))
 
@@ -98,9 +98,9 @@ class NodeLocalCheckpoint:
 
 
 class NodesResume:
-    """Finds checkpoints over the disks of one run's ranks, and gives this disk's files to the other nodes.
+    """Finds checkpoints over the disks of a run's ranks, and sends this disk's files to the other nodes.
 
-    ``address``, ``secret``: of ``SharedFiles``. Every method is collective, unless it says otherwise.
+    ``address``, ``secret``: of ``SharedFiles``. Methods are collective unless stated otherwise.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class NodesResume:
     def find(
         self, where: str, run: RunDir, notes: list[Diagnostic], damaged: Mapping[Path, CheckpointError]
     ) -> NodeLocalCheckpoint | None:
-        """Return the checkpoint that ``where`` means (``checkpoint.load.find_checkpoint``); None for
+        """Return the checkpoint for ``where`` (``checkpoint.load.find_checkpoint``); None for
         ``auto`` where no node has any.
 
-        ``notes`` lists the checkpoints that were passed over. Raises CheckpointError, the same on all ranks.
+        ``notes`` gets the skipped checkpoints. Raises CheckpointError, the same on all ranks.
         """
         if self._last is not None and self._last[1] in damaged:
             self._damage[self._last[0]] = damaged[self._last[1]]
@@ -177,7 +177,7 @@ class NodesResume:
     def _folder(
         self, where: str, run: RunDir, checkpoint: CompleteCheckpoint, looks: Mapping[int, NodeInventory]
     ) -> Path:
-        """Return the folder of checkpoints on this disk: a path means what it means where it leads to one."""
+        """Return the folder of checkpoints on this disk; a path is resolved on a node where it exists."""
         if self._disk in checkpoint.folders:
             return Path(looks[self._disk]["folder"])
         relation = looks[min(checkpoint.folders)]["relation"]
@@ -198,10 +198,10 @@ class NodesResume:
                 raise CheckpointError(checkpoint.problem)
 
     def _nothing(self, where: str, run: RunDir, notes: list[Diagnostic], staged: int) -> None:
-        """Where no node has any checkpoint: as with one disk, rank 0 says what that means.
+        """Handle the case that no node has a checkpoint; rank 0 decides, as with one disk.
 
-        Raises CheckpointError, also where it finds one there after all: no run begins anew next to a
-        checkpoint.
+        Raises CheckpointError, also if rank 0 finds a checkpoint after all, since no run may start from step
+        0 next to one.
         """
 
         def none_there() -> None:
@@ -221,7 +221,7 @@ class NodesResume:
             notes.append(save_never_ended(run.checkpoints, staged))
 
     def _opened(self, checkpoint: CompleteCheckpoint, folder: Path) -> NodeLocalCheckpoint:
-        """Make the checkpoint's folder on each disk, with the manifest and what is no tensor."""
+        """Make the checkpoint's folder on each disk, with the manifest and the files without tensors."""
         total = len(frozenset().union(*checkpoint.have.values()))
         disks = sorted({*self._disks.leaders})
         if any(len(checkpoint.have.get(disk, ())) < total for disk in disks):
@@ -282,7 +282,7 @@ class NodesResume:
         taken: CompleteCheckpoint,
         looks: Mapping[int, NodeInventory],
     ) -> list[Diagnostic]:
-        """Say which newer checkpoints are not taken, and why."""
+        """Report skipped newer checkpoints, with reasons."""
         warnings = [passed_over(checkpoint, why, taken) for checkpoint, why in self._named(lacking, looks)]
         for (name, digest), error in self._damage.items():
             checkpoint = IncompleteCheckpoint(name, digest, 0, (), error.diagnostics[0])
@@ -292,7 +292,7 @@ class NodesResume:
     def _named(
         self, lacking: Sequence[IncompleteCheckpoint], looks: Mapping[int, NodeInventory]
     ) -> list[tuple[IncompleteCheckpoint, str]]:
-        """Return each checkpoint with what it lacks, by name: those who have its manifest know the names."""
+        """Return each checkpoint with its missing files' names, from a rank that has its manifest."""
         if not lacking:
             return []
         folder = Path(looks[self._disk]["folder"])
@@ -316,8 +316,8 @@ def _absolute(where: str) -> Path:
 
 
 def _named(fresh: Path, final: Path) -> Path:
-    """Rename a folder to the checkpoint's name, or where another folder has that name, to one that counts
-    until that is whole. Raises CheckpointError.
+    """Rename a folder to the checkpoint's name. If another folder has that name, use a name that counts until
+    that one is complete. Raises CheckpointError.
     """
     if os.path.lexists(final):
         if not final.name.startswith("step-"):
@@ -332,8 +332,8 @@ def _named(fresh: Path, final: Path) -> Path:
 def remove_interrupted(
     survey: Survey, looks: Mapping[int, NodeInventory], disk: int, ranks: CheckpointWorld
 ) -> tuple[Survey, list[Diagnostic]]:
-    """Remove, on each disk, the parts of checkpoints that were never committed; return what is left, and a
-    warning for each. Collective; ``disk`` is this rank's. One that is being read stays.
+    """Remove, on each disk, the parts of checkpoints that were never committed; return the parts left, with a
+    warning for each. Collective; ``disk`` is this rank's. Parts that are being read stay.
     """
     halves = survey.interrupted(part for look in looks.values() for part in look["begun"])
     if not halves:
@@ -357,7 +357,7 @@ def remove_interrupted(
 
 
 def _removed(path: Path) -> bool:
-    """Remove a folder, renamed first as any checkpoint; False if somebody reads it."""
+    """Rename and remove a folder; False if a process reads it."""
     with suppress(OSError):
         if not path.is_symlink() and not is_being_read(path):
             trash = path.with_name(aside_name("trash", path.name))

@@ -1,4 +1,4 @@
-"""Which ranks see one and the same run directory: found out at a start, never configured. No torch."""
+"""Find the ranks that see the same run directory, at the start and without configuration. No torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _WHAT = "whether the nodes share the run directory cannot be found out"
 
 @dataclass(frozen=True)
 class Disks:
-    """``leaders``: by rank, the first rank that sees the same folder; it does what is done once a disk."""
+    """``leaders``: for each rank, the first rank that sees the same folder and does the work done once per
+    disk."""
 
     leaders: tuple[int, ...]
 
@@ -45,7 +46,7 @@ class Disks:
         return [rank for rank, of in enumerate(self.leaders) if of == first_rank]
 
     def remember(self, run: RunDir) -> None:
-        """Record the number of disks, on the leader of each, for what is asked before the next start."""
+        """Record the number of disks, on the leader of each, for checks before the next start."""
         replace_text(run.disks, f"{len({*self.leaders})}\n")
 
     def notes(self, folder: Path) -> list[Diagnostic]:
@@ -57,7 +58,7 @@ class Disks:
 
 
 def were_one(run: RunDir) -> bool:
-    """Whether all nodes of the last start that had several saw this run directory."""
+    """Whether all nodes saw this run directory at the last start with several nodes."""
     try:
         return read_run_file(run.disks).strip() == "1"
     except (OSError, ValueError):
@@ -67,8 +68,8 @@ def were_one(run: RunDir) -> bool:
 def find_disks(ranks: CheckpointWorld, folder: Path, *, first_on_node: bool) -> Disks:
     """Find out which ranks see the same ``folder``, which rank 0 has made. Collective.
 
-    Rank 0 writes a file there. Only where some rank does not see it does the first rank of each node that
-    does not write one, too. Raises the same CheckpointError on every rank.
+    Rank 0 writes a file there. If some rank does not see it, the first rank of each node without it also
+    writes one. Raises the same CheckpointError on every rank.
     """
     rank = ranks.rank
     nonce = on_all_ranks(ranks, lambda: os.urandom(8).hex() if rank == 0 else "", folder, _WHAT)[0]
@@ -103,8 +104,8 @@ def find_disks(ranks: CheckpointWorld, folder: Path, *, first_on_node: bool) -> 
 
 
 def _seen(folder: Path, names: Sequence[str]) -> list[str]:
-    """Return which of ``names`` are in ``folder``; look again while one is missing. A listing may be an old
-    one, so what it lacks is opened, too.
+    """Return the ``names`` that are in ``folder``; look again while one is missing. A listing may be
+    outdated, so missing files are also opened.
     """
     for look in range(_LOOKS):
         there: set[str] = set()
@@ -128,7 +129,7 @@ def opens_path(path: Path) -> bool:
 
 
 def _leaders(seen: Sequence[bool], rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return each rank's leader: ranks are on one disk if one sees what the other has written."""
+    """Return each rank's leader: two ranks share a disk if one sees the other's file."""
     first_rank = [0 if at_once else rank for rank, at_once in enumerate(seen)]
 
     def first(rank: int) -> int:

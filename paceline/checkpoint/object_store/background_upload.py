@@ -39,8 +39,8 @@ AFTER_STOP_SECONDS = 25.0
 
 @dataclass(frozen=True)
 class Deadline:
-    """``seconds`` from a stop on. ``since``: when this rank was asked to stop, by ``time.monotonic``; None as
-    long as it was not.
+    """``seconds`` from a stop on. ``since``: when this rank was asked to stop, by ``time.monotonic``; None
+    before that.
     """
 
     seconds: float = AFTER_STOP_SECONDS
@@ -66,7 +66,7 @@ def open_uploads(text: str, run: RunDir, ranks: CheckpointWorld, rule: Retention
 
 
 def run_id(run: RunDir) -> str:
-    """Return the run's own name, made at its first call in a run directory. Raises OSError."""
+    """Return the run's unique id, created at the first call in a run directory. Raises OSError."""
     if not run.run_id.is_file():
         replace_text(run.run_id, os.urandom(8).hex() + "\n")
     return read_run_file(run.run_id).strip()
@@ -74,7 +74,8 @@ def run_id(run: RunDir) -> str:
 
 @dataclass(frozen=True)
 class _Published:
-    """A checkpoint that is durable on the disk. ``best``: the name of the one that retention spares.
+    """A checkpoint that is durable on the disk. ``best``: the name of the checkpoint that retention always
+    keeps.
     ``resumed``: an earlier run saved it, and may have uploaded it.
     """
 
@@ -84,10 +85,10 @@ class _Published:
 
 
 class Uploads:
-    """Upload each published checkpoint, the newest first where they come faster than they go up.
+    """Upload published checkpoints; if they come faster than uploads, only the newest.
 
     ``ranks`` meets the other ranks without collectives, over a separate connection; ``writer`` is rank 0's. A
-    failure is a warning, and the next checkpoint is tried anew; the last one's is the error of ``end``.
+    failure is a warning, and the next checkpoint is uploaded again; ``end`` raises the last one's failure.
     """
 
     def __init__(
@@ -116,7 +117,8 @@ class Uploads:
         self._waiting.put(_Published(path, best))
 
     def resumed(self, path: Path) -> None:
-        """Upload the checkpoint that the run goes on from, if the URL has none as new. All ranks call it."""
+        """Upload the checkpoint that the run resumes from, unless the URL has one at least as new. All ranks
+        call it."""
         self._last = path
         self._waiting.put(_Published(path, None, resumed=True))
 
@@ -126,10 +128,10 @@ class Uploads:
         deadline: Deadline = Deadline(),  # noqa: B008 (frozen)
         any_rank: Callable[[bool], bool] = bool,
     ) -> bool:
-        """Wait until the last checkpoint is up; ``waiting`` is called meanwhile. Every rank calls it.
+        """Wait until the last checkpoint is uploaded; ``waiting`` is called meanwhile. Every rank calls it.
 
-        Return False, on all ranks, if it was not up when the ``deadline`` of any was over: from then on
-        nothing is committed any more. ``any_rank`` (collective): whether a flag is True on any rank. Raises
+        Return False on all ranks if the upload was unfinished when the ``deadline`` of any rank passed;
+        nothing is committed after that. ``any_rank`` (collective): whether a flag is True on any rank. Raises
         CheckpointError, the same on all ranks, if it could not be uploaded.
         """
         self._waiting.put(None)
@@ -145,7 +147,7 @@ class Uploads:
 
     @property
     def is_working(self) -> bool:
-        """Whether this rank's thread is at work: ``end`` may have left it."""
+        """Whether this rank's thread is working, perhaps after ``end``."""
         return self._thread.is_alive()
 
     def _wait(self, waiting: Callable[[], None], deadline: Deadline) -> None:
@@ -153,8 +155,8 @@ class Uploads:
         waiting()
 
     def _is_up_after_all(self, seconds: float) -> bool:
-        """Give up, on rank 0: nothing is committed from now on, and the next run may have the URL. Return
-        whether a commit has come first.
+        """Give up, on rank 0: commit nothing from now on, and release the URL for the next run. Return
+        whether a commit came first.
         """
         if self._writer is None or self._last is None:
             return False
@@ -200,7 +202,8 @@ class Uploads:
         return newest and not there
 
     def _look_at(self, published: _Published) -> tuple[bool, bool]:
-        """Return, on rank 0, whether whether none is published later, and whether the URL has one as new."""
+        """Return, on rank 0, whether no newer one is published, and whether the URL has one at least as
+        new."""
         if self._writer is None:
             return True, False
         newest, there = self._waiting.empty() or self._ends_next(), False

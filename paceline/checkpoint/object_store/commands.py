@@ -31,7 +31,7 @@ from paceline.core.rundir import RunDir
 def list_stored(store: ObjectStore, url: ObjectUrl) -> list[ListedCheckpoint]:
     """Return the checkpoints that the last commit names, oldest first; of these only the newest has an age.
 
-    Nothing else is read. Raises CheckpointError.
+    Reads nothing else. Raises CheckpointError.
     """
     _, head = read_head(store, str(url))
     rows = []
@@ -59,7 +59,7 @@ def list_stored(store: ObjectStore, url: ObjectUrl) -> list[ListedCheckpoint]:
 
 @dataclass(frozen=True)
 class StoredVerdict:
-    """What was read of a checkpoint at a URL, and what is wrong with it (nothing: every hash is right)."""
+    """The result of reading a checkpoint at a URL, and its error (none: every hash is right)."""
 
     where: str
     step: int
@@ -77,8 +77,8 @@ class StoredVerdict:
 
 
 def verdicts(store: ObjectStore, url: ObjectUrl, which: str) -> Iterator[StoredVerdict]:
-    """Read checkpoints at a URL whole, and compare every hash: the one that ``url`` names, else ``all``, the
-    ``latest`` or the one of this name. Raises CheckpointError where there is no such checkpoint.
+    """Read checkpoints at a URL whole, and compare every hash: the one in ``url``, else ``all``, the
+    ``latest`` or the one with this name. Raises CheckpointError where there is no such checkpoint.
     """
     wanted = [url] if url.step is not None else [_named(url, which)]
     if url.step is None and which == "all":

@@ -1,7 +1,7 @@
 """Commits: numbered records, each created once, that name all checkpoints of a URL.
 
-Record n + 1 is written by who knows record n, and none is ever removed, so the newest is found by asking for
-names: nothing depends on a listing. The last record is the whole truth: what it does not name does not exist.
+A writer of record n + 1 knows record n, and none is ever removed, so the newest is found by its name, without
+a listing. Only checkpoints in the last record exist.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def last_object(store: ObjectStore, folder: str) -> int:
 
 
 def read_head(store: ObjectStore, where: str) -> tuple[int, Commit | None]:
-    """Return the number of the newest record, and the newest that can be read: one that was torn while it was
-    written has committed nothing.
+    """Return the number of the newest record, and the newest readable record: a record that was only partly
+    written commits nothing.
 
     Raises CheckpointError ``checkpoint.newer``.
     """
@@ -109,7 +109,8 @@ def read_head(store: ObjectStore, where: str) -> tuple[int, Commit | None]:
 
 
 def read_commit(store: ObjectStore, number: int, where: str) -> Commit | None:
-    """Return a record; None if there is none, or a torn one. Raises CheckpointError ``checkpoint.newer``."""
+    """Return a record; None if it is missing or only partly written. Raises CheckpointError
+    ``checkpoint.newer``."""
     content = again(lambda: store.get(numbered(COMMITS, number)))
     if content is None:
         return None
@@ -150,7 +151,7 @@ def _stored(data: JsonObject) -> StoredCheckpoint:
 
 
 def _folder(value: object) -> str:
-    """Return the name of a folder below ``data``, and of nothing else: what is dropped is removed."""
+    """Return the name of a folder below ``data``; refuse others, since dropped folders are deleted."""
     if not isinstance(value, str) or not value.startswith(f"{DATA}/step-") or value.count("/") != 1:
         raise ValueError("a folder")
     return value

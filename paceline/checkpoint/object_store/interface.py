@@ -1,4 +1,4 @@
-"""What is asked of an object store, and its errors."""
+"""The interface of an object store, and its errors."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _TIMES, FIRST_PAUSE = 4, 0.2
 
 
 class StoreUnavailable(CheckpointError):
-    """A request failed or took too long; whether it acted is not known. Another try may succeed."""
+    """A request failed or took too long; it may have acted. Another try may succeed."""
 
 
 class StoreRefused(CheckpointError):
-    """The store has answered no: credentials, permission, a bucket that is not there."""
+    """The store refused: wrong credentials, no permission, a missing bucket."""
 
 
 class ReadBack(Enum):
     """``NOTHING``: the store refuses an upload whose bytes differ from the hash sent with it. ``SAMPLES``: it
-    speaks that protocol, but nothing shows whether it checks the hash.
+    accepts the hash, but may not check it.
     """
 
     NOTHING = "nothing"
@@ -45,13 +45,13 @@ class ObjectFacts:
 class ObjectStore(Protocol):
     """The objects under one URL; names are relative to it. Methods may be called from several threads.
 
-    All raise StoreUnavailable and StoreRefused. Reads by name see what was written before; a listing may be
-    late, so nothing that must be right depends on it.
+    All raise StoreUnavailable and StoreRefused. Reads by name are consistent; a listing may be outdated, so
+    correctness never depends on it.
     """
 
     @property
     def reads_back(self) -> ReadBack:
-        """How much of an upload is to be read back, by how far the store itself compares it with a hash."""
+        """How much of an upload to read back, given the store's own hash checks."""
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object that must not exist; return False, and change nothing, if it does."""
@@ -63,7 +63,7 @@ class ObjectStore(Protocol):
         """Write an object from a file, a part at a time."""
 
     def facts(self, name: str) -> ObjectFacts | None:
-        """Return what is known of an object; None if there is none."""
+        """Return an object's size and time of change; None if it does not exist."""
 
     def get(self, name: str) -> bytes | None:
         """Return a small object; None if there is none."""
@@ -79,7 +79,7 @@ class ObjectStore(Protocol):
 
 
 def again(work: Callable[[], T], *, times: int = _TIMES, pause: Callable[[float], None] = time.sleep) -> T:
-    """Return ``work()``, tried again while the store is unavailable; for what may be done twice."""
+    """Return ``work()``, retried while the store is unavailable; only for work that may be done twice."""
     for attempt in range(times - 1):
         try:
             return work()
@@ -91,7 +91,7 @@ def again(work: Callable[[], T], *, times: int = _TIMES, pause: Callable[[float]
 def create_own(store: ObjectStore, name: str, content: bytes) -> bool:
     """Create an object whose content nobody else writes; return whether it is there with that content.
 
-    A request that seemed to fail may have acted, and one that was sent twice finds the first: so the object
+    A request that seemed to fail may have acted, and a repeated one finds the first object, so the object
     itself is read.
     """
     try:

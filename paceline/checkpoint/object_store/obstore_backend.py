@@ -1,4 +1,4 @@
-"""Object stores by URL, through obstore: S3 and what speaks like it, Google's, Azure's, and folders."""
+"""Object stores by URL, through obstore: S3 and compatible servers, Google's, Azure's, and folders."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class ObstoreStore:
 
 @contextmanager
 def _named(url: ObjectUrl, what: str, name: str = "") -> Iterator[None]:
-    """Turn the library's errors into those of ``store``, without what could be a signature."""
+    """Turn the library's errors into those of ``interface``, without possible signatures in the text."""
     from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
     where = f"{url}/{name}" if name else str(url)
@@ -242,5 +242,5 @@ def _words(error: BaseException) -> str:
 
 
 def no_conditional_create(url: ObjectUrl, answer: str) -> Diagnostic:
-    """Return the diagnostic of a store by which no checkpoint can be committed."""
+    """Return the diagnostic for a store that cannot commit checkpoints."""
     return codes.OBJECTS_NO_CONDITIONAL_CREATE(str(url), answer)

@@ -1,4 +1,4 @@
-"""Files of a checkpoint to an object store and back, compared both ways, and a checkpoint brought down."""
+"""Upload and download a checkpoint's files, with comparison both ways."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _LOOKS = 2  # reads of a block before it counts as damaged in the store
 
 
 def files_of_rank(checkpoint: Path, files: Sequence[str], rank: int, world_size: int) -> list[str]:
-    """Return the files of a checkpoint that a rank uploads: its shard, and rank 0 all that is no other's."""
+    """Return the files that a rank uploads: its shard, and on rank 0 all other files."""
     if rank:
         mine = shard_name(rank, world_size)
         return [mine] if (checkpoint / mine).is_file() else []
@@ -69,7 +69,7 @@ def files_of_rank(checkpoint: Path, files: Sequence[str], rank: int, world_size:
 
 
 def upload(store: ObjectStore, checkpoint: Path, names: Sequence[str], folder: str) -> dict[str, int]:
-    """Upload files; return name → bytes, once each is there as it is here.
+    """Upload files; return name → bytes once each stored file equals the local one.
 
     Raises CheckpointError, also ``objects.damaged`` if the store holds something else.
     """
@@ -84,7 +84,7 @@ def upload(store: ObjectStore, checkpoint: Path, names: Sequence[str], folder: s
 
 
 def _compare(store: ObjectStore, checkpoint: Path, name: str, stored: str) -> None:
-    """Compare sizes, and the bytes too as far as the store has not surely compared a hash of them itself."""
+    """Compare sizes, and those bytes whose hash the store may not have checked."""
     facts, size = store.facts(stored), (checkpoint / name).stat().st_size
     if facts is None or facts.num_bytes != size:
         raise _other(stored, f"{facts.num_bytes if facts else 'no'} of {size} bytes")
@@ -96,8 +96,8 @@ def _compare(store: ObjectStore, checkpoint: Path, name: str, stored: str) -> No
 
 
 def read_back_ranges(much: ReadBack, size: int) -> list[tuple[int, int]]:
-    """Return the ranges of a file to read back, [start, end): for samples all of a small file. Of a larger
-    file it returns the first range, the last, and one at random between them.
+    """Return the ranges [start, end) of a file to read back. Samples are all of a small file, else its first
+    and last range and a random one between.
     """
     if much is ReadBack.NOTHING:
         return []
@@ -113,7 +113,8 @@ def _other(stored: str, difference: str) -> StoreUnavailable:
 
 
 def download(store: ObjectStore, folder: str, manifest: Manifest, content: bytes, into: Path) -> None:
-    """Bring the files of a checkpoint into the folder ``into``, which exists; ``content`` is the manifest's.
+    """Download the files of a checkpoint into the existing folder ``into``; ``content``: the manifest's
+    bytes.
 
     Every hash of the manifest is compared while the blocks arrive. On return all of it is durable. Raises
     CheckpointError and OSError.
@@ -163,7 +164,7 @@ class CheckpointObject:
         return self.manifest.grain if self.entry.blocks else None
 
     def pieces(self, pool: Executor) -> Iterator[bytes]:
-        """Yield the file's bytes in order, with a few reads under way; a block with its right hash.
+        """Yield the file's bytes in order, reading ahead; each block only with a correct hash.
 
         Raises CheckpointError.
         """
@@ -213,7 +214,7 @@ _LOCK = ".fetch.lock"
 
 @dataclass(frozen=True)
 class DownloadedCheckpoint:
-    """A checkpoint that was brought down, and notes about it."""
+    """A downloaded checkpoint, with notes."""
 
     path: Path
     notes: tuple[Diagnostic, ...]
@@ -222,13 +223,13 @@ class DownloadedCheckpoint:
 def download_newest(
     store: ObjectStore, url: ObjectUrl, folder: Path, *, several: bool = False
 ) -> DownloadedCheckpoint | None:
-    """Bring the newest checkpoint of ``url`` into a run's ``checkpoints`` folder, unless one as new is there
-    and sound.
+    """Download the newest checkpoint of ``url`` into a run's ``checkpoints`` folder, unless a sound one at
+    least as new is there.
 
-    Of processes that share the disk one does it and the others find it. A damaged one, here or there, is
-    passed over, with a note. With ``several`` disks, files missing here may exist on other nodes; the ranks
-    check all disks later. Files that are here count if they are sound. Raises CheckpointError, on one disk
-    also if none is sound.
+    One of the processes that share the disk does it. Damaged checkpoints on either side are skipped with a
+    note. With ``several`` disks, files missing here may exist on other nodes; the ranks check all disks
+    later. Files that are here count if they are sound. Raises CheckpointError, on one disk also if none is
+    sound.
     """
     make_folder(folder)
     with named_errors(folder), FileLock(str(folder / _LOCK)):
@@ -265,8 +266,8 @@ def download_newest(
 
 
 def download_named(store: ObjectStore, url: ObjectUrl, folder: Path) -> DownloadedCheckpoint:
-    """Bring the checkpoint that ``url`` names (without a step: the newest) into ``folder``, if it is not
-    there. Raises CheckpointError.
+    """Download the checkpoint in ``url`` (without a step: the newest) into ``folder``, unless it is there.
+    Raises CheckpointError.
     """
     make_folder(folder)
     with named_errors(folder), FileLock(str(folder / _LOCK)):
@@ -353,15 +354,15 @@ def _passed_over(checkpoint: StoredCheckpoint, url: ObjectUrl, problem: Checkpoi
 
 @dataclass(frozen=True)
 class LocalCheckpoints:
-    """``sequence``: of the newest sound checkpoint, -1 if there is none; ``damaged``: newer ones that are
-    not, newest first.
+    """``sequence``: of the newest sound checkpoint, -1 if there is none; ``damaged``: newer damaged ones,
+    newest first.
     """
 
     sequence: int
     damaged: Sequence[tuple[CheckpointFolder, CheckpointError]] = ()
 
     def replaced(self, name: str, where: str) -> list[Diagnostic]:
-        """Return the warning that a damaged checkpoint of this disk gives way to that of a URL."""
+        """Return the warning that a URL's checkpoint replaces a damaged one of this disk."""
         return [
             skipped(
                 f"{name} of this disk",
@@ -394,7 +395,7 @@ def find_local(folder: Path, *, elsewhere: bool) -> LocalCheckpoints:
 
 
 def is_sound(checkpoint: CheckpointFolder) -> bool:
-    """Whether a checkpoint is sound, as far as that is looked at before a start."""
+    """Whether a checkpoint passes the checks before a start."""
     return _problem(checkpoint, elsewhere=False) is None
 
 

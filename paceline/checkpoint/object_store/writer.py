@@ -1,8 +1,8 @@
 """The writer of a URL, on rank 0: its claim, folders for uploads, commits, and the removal of what no commit
 names.
 
-The newest claim is the writer's. A claim can be taken over when its run has ended, died on this machine, or
-said nothing for ``LEASE_SECONDS`` by the store's own clock.
+The run with the newest claim is the writer. A claim can be taken over when its run has ended, died on this
+machine, or not renewed it for ``LEASE_SECONDS`` by the store's clock.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LEASE_SECONDS, _BEAT_SECONDS, _LOOK_SECONDS = 90.0, 20.0, 5.0
 
 @dataclass(frozen=True)
 class Lease:
-    """The length of a lease, and how one waits for its end; tests shorten both."""
+    """The length of a lease, and the way to wait for its end; tests shorten both."""
 
     seconds: float = LEASE_SECONDS
     beat_seconds: float = _BEAT_SECONDS
@@ -167,7 +167,7 @@ def _last_sign(store: ObjectStore, number: int) -> datetime:
 
 
 def _claim_at(store: ObjectStore, number: int) -> JsonObject:
-    """Return what a claim says; empty if it cannot be read."""
+    """Return a claim's content; empty if it cannot be read."""
     try:
         claim = json.loads(again(lambda: store.get(numbered(CLAIMS, number))) or b"{}")
     except ValueError:
@@ -184,7 +184,7 @@ def _in_use(url: ObjectUrl, held: JsonObject, age: float) -> Diagnostic:
 
 
 def this_process() -> JsonObject:
-    """Return what shows, on this machine, whether the process still lives."""
+    """Return facts that show on this machine whether this process is still alive."""
     try:
         return {
             "boot": Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
@@ -297,7 +297,7 @@ class StoreWriter:
     def remove_dropped(self) -> None:
         """Remove the objects that the last commit no longer names. Raises CheckpointError.
 
-        The newest record is read for this: what it names stays, whatever this writer believes.
+        Reads the newest record first, so that checkpoints in it stay.
         """
         _, head = read_head(self._store, str(self._url))
         if head is None:
@@ -322,7 +322,7 @@ class StoreWriter:
             self._claim = None
 
     def _next(self, added: StoredCheckpoint, best: str | None) -> Commit:
-        """Return the record after the last one, with what retention keeps; the new one always stays."""
+        """Return the next record, with the checkpoints that retention keeps; the new one always stays."""
         assert self._claim is not None
         before = [checkpoint for checkpoint in self._checkpoints if checkpoint.name != added.name]
         kept = self._rule.reasons([*(checkpoint.name for checkpoint in before), added.name], best, None)
@@ -336,16 +336,16 @@ class StoreWriter:
         self._spare(commit.checkpoints)
 
     def _spare(self, checkpoints: Sequence[StoredCheckpoint]) -> None:
-        """Forget that the folders of committed checkpoints were to be removed: a commit that seemed to have
-        failed may have acted.
+        """Cancel the removal of committed checkpoints' folders, since a commit that seemed to fail may have
+        acted.
         """
         folders = {checkpoint.folder for checkpoint in checkpoints}
         self._failed = {folder: files for folder, files in self._failed.items() if folder not in folders}
         self._dropped = tuple(checkpoint for checkpoint in self._dropped if checkpoint not in folders)
 
     def _learn(self, number: int) -> None:
-        """Take over record ``number``, which exists: an earlier try of ours that seemed to have failed, or a
-        torn one. Raises CheckpointError ``objects.other_writer``.
+        """Adopt the existing record ``number``: an earlier try of ours that seemed to fail, or a partly
+        written one. Raises CheckpointError ``objects.other_writer``.
         """
         assert self._claim is not None
         commit = read_commit(self._store, number, str(self._url))
@@ -365,7 +365,7 @@ class StoreWriter:
         return codes.OBJECTS_OTHER_WRITER("training.checkpoint_url", f"{self._url}: {sign}")
 
     def _orphans(self) -> Sequence[str]:
-        """Return folders that runs before this one began and never committed, as far as a listing shows."""
+        """Return uncommitted folders of earlier runs, from a listing."""
         assert self._claim is not None
         known_folders = {*(checkpoint.folder for checkpoint in self._checkpoints), *self._dropped}
         folders = {"/".join(name.split("/")[:2]) for name in self._store.names(DATA)}

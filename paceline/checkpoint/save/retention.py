@@ -1,7 +1,7 @@
-"""Which checkpoints stay, and the removal of the others. No torch.
+"""Choose the checkpoints to keep, and remove the others. No torch.
 
-Each is renamed first, so that a reader never sees a partial one. The last checkpoint whose every byte was
-read and found sound has a separate mark, and stays.
+Each is renamed first, so that a reader never sees a partial one. The last fully verified checkpoint has a
+separate mark, and stays.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from paceline.core.errors import CheckpointError
 
 @dataclass(frozen=True)
 class RetentionRule:
-    """Which checkpoints stay: the last ones (None: all), and those whose step is a multiple of ``every``."""
+    """The checkpoints to keep: the last ones (None: all), and those whose step is a multiple of ``every``."""
 
     last: int | None
     every: int | None = None
 
     def reasons(self, names: Sequence[str], best: str | None, verified: str | None) -> dict[str, str]:
-        """Return name → why it stays, of ``names`` (oldest first)."""
+        """Return name → reason for the ``names`` (oldest first) that stay."""
         kept: dict[str, str] = {}
         for name in names[-self.last :] if self.last is not None else names:
             kept[name] = "one of the last" if self.last is not None else "all are kept"
@@ -64,8 +64,8 @@ def prune(
     """Remove the ``complete`` checkpoints of a ``folder`` (oldest first) that ``rule`` does not keep, except
     ``protected`` names and the last verified one.
 
-    Return removed names. Not removed: links, since their target belongs to someone else, and one that an
-    export or a resume reads. Raises OSError.
+    Return removed names. Links are not removed, since their targets belong to someone else; neither is a
+    checkpoint that an export or a resume reads. Raises OSError.
     """
     if rule.last is None:
         return []
@@ -92,7 +92,7 @@ def remove(checkpoint: CheckpointFolder, crash: CrashPoint = never) -> None:
 def discard(path: Path) -> None:
     """Remove a folder that is not a checkpoint (any more).
 
-    What cannot be removed is retried at the next save.
+    Failed removals are retried at the next save.
     """
     if path.is_symlink():
         path.unlink(missing_ok=True)
@@ -156,7 +156,7 @@ _MOST = 128
 
 
 def mark_verified(checkpoint: Path) -> None:
-    """Record that all of ``checkpoint`` has been verified, if it stands among a run's. Raises OSError."""
+    """Record that all of ``checkpoint`` has been verified, if it is in a run's folder. Raises OSError."""
     if not is_step_name(checkpoint.name) or checkpoint.parent.name != "checkpoints":
         return
     if (mark := _mark_of(checkpoint)) is not None:

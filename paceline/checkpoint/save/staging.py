@@ -59,7 +59,7 @@ class Stage:
     def fill(
         self, contents: Contents, rank: int, world_size: int, crash: CrashPoint, grain: BlockSizes
     ) -> RankFiles:
-        """Write a rank's files; return their entries, and where tensors lie.
+        """Write a rank's files; return their entries, and the places of tensors.
 
         Raises OSError and CheckpointError.
         """
@@ -93,8 +93,8 @@ class Stage:
         crash("staging_synced")
 
     def rename(self, crash: CrashPoint) -> None:
-        """Rename the folder to its final name; an older one of that step stays usable until then, and stays
-        aside (``forget_old``).
+        """Rename the folder to its final name; an older one of that step stays usable until then, and is then
+        kept aside (``forget_old``).
         """
         final, aside = self.final, self.aside
         replacing = os.path.lexists(final)
@@ -113,7 +113,7 @@ class Stage:
 
     @property
     def aside(self) -> Path:
-        """Where an older checkpoint of the step is put meanwhile."""
+        """The temporary place of an older checkpoint of the step."""
         return self.final.with_name(aside_name("replaced", self.final.name, self.nonce))
 
     def forget_old(self) -> None:
@@ -123,7 +123,7 @@ class Stage:
             discard(self.aside)
 
     def undo(self, *, renamed: bool) -> None:
-        """Remove the folder; take back ``rename`` before if it was done. Raises OSError."""
+        """Remove the folder; first undo ``rename`` if it was done. Raises OSError."""
         if renamed:
             os.rename(self.final, self.folder)
             if os.path.lexists(self.aside):
@@ -134,7 +134,7 @@ class Stage:
 def open_stage(
     final: Path, step: int, num_bytes: int, crash: CrashPoint
 ) -> tuple[Stage, list[CheckpointFolder]]:
-    """Remove leftovers of interrupted saves, make a folder; return it, and the checkpoints that are there.
+    """Remove leftovers of interrupted saves, make a folder; return it, and the existing checkpoints.
 
     For rank 0. The run's lock excludes others. Raises CheckpointError ``checkpoint.disk_full`` if the disk
     has no room for ``num_bytes``.
@@ -177,7 +177,7 @@ class Contents:
 def contents_of(
     rank: int, shards: Iterable[Shard], state: Mapping[str, Json], files: Mapping[str, bytes]
 ) -> Contents:
-    """Return what a rank saves; tensors are not copied, state and files are. Collective, as exports are.
+    """Return a rank's contents; tensors are not copied, state and files are. Collective, as exports are.
 
     Raises CheckpointError for a state that is not JSON and for a name that is not plain.
     """
@@ -206,7 +206,7 @@ class PendingFileEntry(TypedDict):
 
 
 class RankFiles(TypedDict):
-    """What one rank wrote: its files, and the tensors of its shard by encoded name. A tensor has its dtype,
+    """One rank's files, and the tensors of its shard by encoded name. A tensor has its dtype,
     its first byte after the header, its whole shape, and the offsets and shape of the block.
     """
 
@@ -229,7 +229,7 @@ def entries_of(shards: list[Shard]) -> tuple[list[TensorEntry], dict[str, str]]:
 
 
 def places_of(shards: list[Shard], entries: list[TensorEntry]) -> TensorPlaces:
-    """Return where this rank's tensors lie in its file, as ``RankFiles`` has them."""
+    """Return the places of this rank's tensors in its file, in the form of ``RankFiles``."""
     starts = starts_of(entries)
     return {
         e.name: (*starts[e.name], list(shard.global_shape), list(shard.offsets), list(e.shape))

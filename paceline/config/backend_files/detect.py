@@ -1,4 +1,4 @@
-"""Recognise by its keys whose configuration file this is, and say what to write."""
+"""Recognise the program of a configuration file by its keys, and suggest what to write."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _program(row: JsonObject) -> Program:
 
 @cache
 def programs() -> tuple[Program, ...]:
-    """Return the programs; of several that fit a file the first is meant."""
+    """Return the programs; the first that fits a file wins."""
     rows = read_table("programs", "backend_files")["program"]
     return tuple(_program(as_object(row)) for row in rows) if isinstance(rows, list) else ()
 
@@ -157,7 +157,8 @@ _ARGUMENTS = {"output_dir", "per_device_train_batch_size", "num_train_epochs", "
 
 
 def no_config(path: str | Path) -> Diagnostic | None:
-    """Return the finding for a path that is no config by its name: a folder, a script, a command line."""
+    """Return the finding for a path whose name shows that it is not a config: a folder, a script, a command
+    line."""
     file, path = Path(path), str(path)
     line = " ".join(path.split())
     if file.is_dir():
@@ -182,7 +183,7 @@ def no_config(path: str | Path) -> Diagnostic | None:
 
 
 def no_config_text(text: str, path: str) -> Diagnostic | None:
-    """Return the finding for a text that is no config: a script without a suffix, a manifest."""
+    """Return the finding for a text that is not a config: a script without a suffix, a manifest."""
     if _SHEBANG.match(text):
         return codes.CONFIG_OTHER_PROGRAM("this is a shell script, not a config", path, "", _migrates(path))
     if re.search(r"^apiVersion:", text, re.M) and re.search(r"^kind:", text, re.M):
@@ -192,7 +193,7 @@ def no_config_text(text: str, path: str) -> Diagnostic | None:
 
 
 def imports(path: str) -> str:
-    """Return the line that imports a file."""
+    """Return the command that imports a file."""
     return f"paceline config import {shlex.quote(path)} --to ours.yaml"
 
 
@@ -201,7 +202,8 @@ def _migrates(path: str) -> str:
 
 
 def read_as_ours(data: Json, name: str) -> Diagnostic | None:
-    """Return the warning for a file of a program whose keys are Transformers' names: defaults are ours."""
+    """Return the warning for a file of another program with Transformers' key names: Paceline's defaults
+    apply."""
     if not isinstance(data, dict) or {"model", "data", "training"} & {*data}:
         return None
     program = program_of(data)

@@ -81,7 +81,7 @@ def _one_of(choices: Collection[str], also: Mapping[str, str]) -> Callable[[Json
 
 
 def _word(value: Json) -> str:
-    """Return a word as it is spelled here: `FULL SHARD` and `full-shard` are `full_shard`."""
+    """Return a word in Paceline's spelling: `FULL SHARD` and `full-shard` are `full_shard`."""
     return "_".join(str(value).lower().replace("-", " ").split())
 
 

@@ -39,7 +39,7 @@ NO_TRACKERS: Defaults = {"report_to": "none", "project": None}
 def defaults(system: str, classes: Sequence[str] | None = None) -> dict[str, object]:
     """Return name → default of the classes (all: None), later ones over earlier ones.
 
-    A default that only running the system would tell is None.
+    A default that only the running program knows is None.
     """
     values: dict[str, object] = {}
     every = as_object(table(system)["classes"])
@@ -59,7 +59,7 @@ _TRUE, _FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
 def as_parsed(data: JsonObject, defaults: Defaults) -> tuple[JsonObject, dict[str, str]]:
     """Return the arguments with their own names and types, and for each renamed one the name it was given.
 
-    ``no_x`` sets an x that is on by default to false; the beginning of one name stands for it; a switch
+    ``no_x`` turns off an x that is on by default; a name may be abbreviated if no other begins so; a switch
     takes HfArgumentParser's words.
     """
     arguments: JsonObject = {}
@@ -94,7 +94,7 @@ def _typed(value: Json, name: str, defaults: Defaults) -> Json:
 
 
 def written(text: str) -> Json:
-    """Return the mapping or list that ``text`` writes as JSON or YAML; the text itself if it writes none."""
+    """Return the mapping or list in ``text`` (JSON or YAML); the text itself if it holds neither."""
     try:
         tree = parse_yaml(text, "command line")
     except ConfigError:

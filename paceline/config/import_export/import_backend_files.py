@@ -1,6 +1,4 @@
-"""DeepSpeed's and Accelerate's files: how a job is distributed. The code that reads them next to a YAML reads
-them here.
-"""
+"""DeepSpeed's and Accelerate's files: how a job is distributed. The same code reads them next to a YAML."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ _RECOMPUTE = "training.gradient_checkpointing"
 
 
 def import_job(data: JsonObject, lines: Mapping[str, int], path: str, system: str) -> Imported:
-    """Return what a file that distributes a job sets: precision, batch, optimizer, sharding, processes."""
+    """Import a file of DeepSpeed or Accelerate: precision, batch, optimizer, sharding, processes."""
     loaded, notes = _loaded(path, system)
     values = loaded.config.to_json()
     imported = Imported("DeepSpeed" if system == "deepspeed" else "Accelerate", path)
@@ -77,7 +75,7 @@ def verdict_at(key: str, line: int, imported: Imported, path: str) -> Finding:
 
 
 def _loaded(path: str, system: str) -> tuple[Loaded, list[Diagnostic]]:
-    """Load a config that names the file alone. Raises ConfigError for a file that cannot be read."""
+    """Load a config that names only this file. Raises ConfigError for a file that cannot be read."""
     with tempfile.TemporaryDirectory(prefix="paceline-import-") as folder:
         # Read by our own loader, so that an import and a start agree
         file = Path(folder) / "job.yaml"
@@ -116,7 +114,7 @@ def _finding(key: str, value: Json, line: int, notes: _Notes, imported: Imported
 
 
 class _Notes:
-    """The findings about a file, by the top-level keys at whose lines they are; looked up, not searched."""
+    """The findings about a file, indexed by the top-level key at whose lines they are."""
 
     def __init__(self, lines: Mapping[str, int], notes: Sequence[Diagnostic], name: str) -> None:
         self._lines, self._notes = lines, notes
@@ -157,7 +155,7 @@ def _of(source: str, key: str, value: Json) -> bool:
 
 
 def _taken_out(imported: Imported) -> None:
-    """A block that cannot be kept is taken out of the JSON, with what was read off it (LAMB and its rate)."""
+    """Remove a block that cannot be kept from the JSON, and the settings read from it (LAMB and its rate)."""
     lost = {key for key, finding in imported.findings.items() if finding.verdict is KeyVerdict.LOST}
     for ours, setting in list(imported.settings.items()):
         if setting.key.partition(".")[0] in lost:

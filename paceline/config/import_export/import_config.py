@@ -40,8 +40,8 @@ from paceline.core.json_types import Json, JsonObject, as_object
 class Translator:
     """A program whose files are imported by its table, with ``code`` for what no row can decide.
 
-    - ``job``: which of its trainers or commands a file is for: the algorithm that the user names, or its keys
-    - ``defaults``: of that one
+    - ``job``: finds a file's trainer or command, from the algorithm that the user names or from its keys
+    - ``defaults``: the defaults of that trainer
     - ``parsed``: its command lines are read by Transformers' HfArgumentParser
     """
 
@@ -164,7 +164,8 @@ def _written(command: Command, file: str) -> tuple[JsonObject, dict[str, int]]:
 
 
 def _accelerate(command: Command) -> AccelerateJob | None:
-    """Return what ``accelerate launch``, or Accelerate's variables, set. Raises ConfigError for its file."""
+    """Return the settings of ``accelerate launch`` or of Accelerate's variables. Raises ConfigError for its
+    file."""
     files = [o.value for o in command.launch.options if o.name == "config_file" and o.value]
     file = files[-1] if files else ""
     below, lines = read_foreign(file) if Path(file).is_file() else ({}, {})
@@ -225,7 +226,7 @@ def import_data(
 
 
 def _nulls(reader: KeyReader) -> None:
-    """A null in place of a default that is a value: the program runs without the default, too."""
+    """Decide nulls that replace a default value."""
     for key, finding in list(reader.result.findings.items()):
         default = reader.defaults.get(key)
         unset = key in reader.given and reader.given[key] is None and key not in _MAY_BE_NULL
@@ -239,7 +240,7 @@ def _nulls(reader: KeyReader) -> None:
 
 
 def _attention(imported: Imported) -> None:
-    """Context parallelism has attention of its own here: a kernel that a file names computes the same."""
+    """Drop an attention kernel under context parallelism, which uses Paceline's own attention here."""
     size = imported.settings.get("training.parallelism.cp_size")
     kernel = imported.settings.get("model.attn_implementation")
     if size is None or kernel is None or not isinstance(size.value, int) or size.value < 2:
@@ -249,7 +250,7 @@ def _attention(imported: Imported) -> None:
 
 
 def _code_of_the_hub(imported: Imported) -> None:
-    """Code from the hub runs here only from a commit that was reviewed: else the library's class."""
+    """Use the library's class unless the config pins the model's code to a commit."""
     path = "model.trust_remote_code"
     setting, revision = imported.settings.get(path), imported.settings.get("model.revision")
     pinned = revision is not None and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", str(revision.value))
@@ -265,7 +266,7 @@ def _code_of_the_hub(imported: Imported) -> None:
 
 
 def _constant(imported: Imported) -> None:
-    """The schedule ``constant`` ignores a warm-up, in Transformers as here."""
+    """Drop a warm-up that the schedule ``constant`` ignores, in Transformers as here."""
     name, steps = "training.lr_scheduler_type", "training.warmup_steps"
     chosen = imported.settings.get(name)
     if steps in imported.settings and chosen is not None and chosen.value == "constant":
@@ -273,7 +274,7 @@ def _constant(imported: Imported) -> None:
 
 
 def _resumed(imported: Imported) -> None:
-    """A checkpoint of another program must be converted before a resume; one of ours need not."""
+    """Report that another program's checkpoint must be converted before a resume."""
     setting = imported.settings.get("training.resume_from_checkpoint")
     where = to_resume(setting.value) if setting else None
     if setting is None or not isinstance(where, str) or where in ("latest", "auto") or is_url(where):
@@ -298,7 +299,7 @@ def _idle(imported: Imported, path: str, says: str) -> None:
 
 
 def _weights_dtype(imported: Imported) -> None:
-    """Weights are read as they are stored here: a dtype to load them in is the one to compute in, or lost."""
+    """Turn a load dtype into the compute dtype, or report it as lost: Paceline loads weights as stored."""
     path, computes = "model.dtype", "training.mixed_precision"
     setting = imported.settings.get(path)
     word = {"bfloat16": "bf16", "float16": "fp16"}.get(str(setting.value)) if setting else None
@@ -319,7 +320,7 @@ def _weights_dtype(imported: Imported) -> None:
 
 
 def _rolled_up(imported: Imported) -> None:
-    """A mapping or list of which a part cannot be kept is not kept itself."""
+    """Mark a mapping or list as not kept if one of its parts is not."""
     for key, finding in list(imported.findings.items()):
         outer = imported.findings.get(key.partition(".")[0])
         if "." not in key or outer is None or finding.verdict not in (KeyVerdict.LOST, KeyVerdict.DIFFERS):

@@ -1,4 +1,4 @@
-"""What files here decide about an import: a model's config, a data set's first row."""
+"""Local files that an import reads: a model's config, a data set's first row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.core.json_types import JsonObject, as_object
 
 
 def config_of(reader: KeyReader) -> JsonObject:
-    """Return the ``config.json`` of a model that is a folder here, or beside the file; else empty."""
+    """Return the ``config.json`` of a model folder here, or next to the imported file; else empty."""
     return _of_model(reader, "config.json")
 
 
@@ -32,7 +32,7 @@ def adds_bos(reader: KeyReader) -> bool:
 
 
 def _of_model(reader: KeyReader, name: str) -> JsonObject:
-    """Return a JSON file of a model that is a folder here, or beside the file; else empty."""
+    """Return a JSON file of a model folder here, or next to the imported file; else empty."""
     model = str(reader.given.get("model") or reader.given.get("model_name_or_path") or "")
     for base in (Path("."), Path(reader.result.file).parent):
         file = base / model / name

@@ -1,4 +1,4 @@
-"""Arguments of other programs that are no keys here: what their tables of ``paceline config import`` say."""
+"""Other programs' arguments that are not Paceline keys, with their meaning in the import tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def argument_of(name: str) -> tuple[str, str]:
 def _meanings(program: str) -> dict[str, str]:
     """Return argument → our key, the reason why there is none, or an empty text.
 
-    A reason counts where it is all that the table says of the argument, whatever else a file has.
+    A reason is given only if it is the table's only row for the argument and has no condition.
     """
     classes = as_object(table(program)["classes"])
     # A single word is too common to be told from a slip or another section's key

@@ -21,8 +21,8 @@ _ALGORITHM = frozenset({"rl", "stage", "rlhf_type", "task_type", "process_reward
 
 
 class KeyVerdict(str, Enum):
-    """MAPPED: acts the same here. NO_EFFECT: the run is the same without it. DIFFERS: taken over, but with a
-    named difference. LOST: cannot be kept.
+    """MAPPED: acts the same here. NO_EFFECT: the run is the same without it. DIFFERS: kept, with a stated
+    difference. LOST: cannot be kept.
     """
 
     MAPPED = "mapped"
@@ -69,7 +69,8 @@ class Setting:
 
 @dataclass
 class Imported:
-    """The settings by our dotted path and the verdict on each key; ``notes``: of a job's file's reader."""
+    """The settings by our dotted path and the verdict on each key; ``notes``: those of the backend file's
+    reader."""
 
     system: str
     file: str
@@ -93,7 +94,7 @@ class Imported:
 
 
 def shortened(findings: Iterable[Finding]) -> tuple[list[Finding], int]:
-    """Return the findings to show, and how many are left out: beyond 20 of one reason, or 200 in all."""
+    """Return the findings to show (at most 20 per reason, 200 in all), and the number left out."""
     kept, of_reason = list[Finding](), Counter[str]()
     for finding in findings:
         reason = finding.says.replace(finding.key, "")
@@ -150,9 +151,9 @@ class KeyReader:
     """The keys of one file. Translators take keys by ``value`` and decide each by one of the verbs.
 
     - ``given``: the file's keys (inner ones dotted)
-    - ``lines``: where each stands
+    - ``lines``: the line of each
     - ``defaults``: the system's
-    - ``facts``: what the job is, for the tables
+    - ``facts``: facts about the job, for the tables' conditions
     - ``engine`` is deepspeed or fsdp, if a launcher sets it
     """
 
@@ -173,7 +174,7 @@ class KeyReader:
         self.renamed: dict[str, str] = {}  # today's name of a key → the older one that the file has
 
     def inside(self, outer: str, item: JsonObject) -> KeyReader:
-        """Return a reader of the mapping ``item`` at ``outer``, whose settings are its own."""
+        """Return a reader of the mapping ``item`` at ``outer``, with separate settings."""
         inner, start = copy.copy(self), f"{self._outer}{outer}."
         inner.given = item | {k[len(start) :]: v for k, v in self.given.items() if k.startswith(start)}
         inner.result = replace(self.result, settings={})
@@ -181,7 +182,7 @@ class KeyReader:
         return inner
 
     def value(self, key: str) -> Json:
-        """Return what the system would use: the file's value, or its default. ``facts`` hide keys."""
+        """Return the value that the system would use: the file's, or its default. ``facts`` hide keys."""
         if key in self.facts:
             return self.facts[key]
         value = self.given.get(key)
@@ -206,7 +207,7 @@ class KeyReader:
         return self.given.get(key) not in _EMPTY
 
     def engine(self) -> str:
-        """Return the key that sets DeepSpeed or FSDP, which shard and make float32 masters; or empty."""
+        """Return the key that turns on DeepSpeed or FSDP (sharding, float32 masters); or empty."""
         engine_keys = (name for name in ("deepspeed", "fsdp", "fsdp_config") if self.is_given(name))
         return next(engine_keys, str(self.facts.get("engine") or ""))
 
@@ -226,41 +227,40 @@ class KeyReader:
         return self._lines.get(nearest_key(self._lines, key), 1)
 
     def keep(self, key: str, path: str, value: Json, note: str = "") -> None:
-        """The key acts the same here: as ``path: value``."""
+        """Keep the key: it acts the same here, as ``path: value``."""
         self.set(path, value, key, note)
         self._decide(key, KeyVerdict.MAPPED, note, path)
 
     def differs(self, key: str, path: str, value: Json, says: str) -> None:
-        """The key is kept with a difference, which the note states."""
+        """Keep the key with a difference, which ``says`` states."""
         self.set(path, value, key, says)
         self._decide(key, KeyVerdict.DIFFERS, says, path)
 
     def departs(self, keys: str | Iterable[str], says: str, *, unset: bool = False) -> None:
-        """The run goes without the keys, which makes the difference that the note states (``unset``: without
-        a default, too).
-        """
+        """Drop the keys; ``says`` states how the run changes (``unset``: drop their defaults, too)."""
         for key in [keys] if isinstance(keys, str) else keys:
             if unset or key in self.given:
                 self._decide(key, KeyVerdict.DIFFERS, says)
 
     def mapped(self, keys: str | Iterable[str], to: Iterable[str], says: str = "") -> None:
-        """The keys' meaning stands in settings that are made of several keys."""
+        """Record that settings made of several keys hold the keys' meaning."""
         for key in [keys] if isinstance(keys, str) else keys:
             if key in self.given:
                 self._decide(key, KeyVerdict.MAPPED, says, *to)
 
     def nothing(self, keys: str | Iterable[str], says: str) -> None:
-        """The keys have no effect on the run, for this reason. Keys that the file lacks are left out."""
+        """Record that the keys have no effect on the run, with the reason; skip keys that the file lacks."""
         for key in [keys] if isinstance(keys, str) else keys:
             if key in self.given:
                 self._decide(key, KeyVerdict.NO_EFFECT, says)
 
     def lose(self, key: str, says: str) -> None:
-        """The key's meaning cannot be kept, for this reason; also for a default (not in the file)."""
+        """Record that the key cannot be kept, with the reason; also for a default (not in the file)."""
         self._decide(key, KeyVerdict.LOST, says)
 
     def judge(self, key: str, fine: bool, nothing: str, lost: str) -> None:
-        """The key has no effect where its value is ``fine``, else it cannot be kept; each with its reason."""
+        """Record that the key has no effect if its value is ``fine``, else that it cannot be kept; each with
+        its reason."""
         self.nothing(key, nothing) if fine else self.lose(key, lost)
 
     def set(self, path: str, value: Json, key: str = "", note: str = "") -> None:
@@ -290,7 +290,7 @@ def data_set(path: Json, **options: Json) -> JsonObject:
 
 
 def data_set_of(reader: KeyReader, path: Json) -> JsonObject:
-    """Return the data set of ours that a reader's settings are."""
+    """Return a reader's settings as one of our data sets."""
     values = {name: setting.value for name, setting in reader.result.settings.items()}
     columns = {
         name.removeprefix("columns."): value for name, value in values.items() if name.startswith("columns.")

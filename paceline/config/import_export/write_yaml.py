@@ -1,4 +1,4 @@
-"""Write settings as a commented YAML of ours that our own reading accepts."""
+"""Write settings as a commented YAML that Paceline accepts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Composed:
 
 
 def compose(imported: Imported, title: str) -> Composed:
-    """Return the YAML: a header, each section with the place of every value, and the settings that it leaves
+    """Return the YAML: a header, each section with the source of every value, and the settings that are left
     out.
     """
     explained = 'Each value names the key it comes from; "default" is a default of that system.'
@@ -127,7 +127,7 @@ _ROUNDS = 16  # an error may hide another one
 
 
 def accepted(imported: Imported, title: str, rules: Rules | None = None) -> tuple[Composed, list[Diagnostic]]:
-    """Return the YAML of ``imported`` that our reading accepts, and the errors that no key is to blame for.
+    """Return a YAML of ``imported`` that Paceline accepts, and the errors that no key causes.
 
     A value that is refused is taken out, and its key gets the reason as its verdict.
     """
@@ -150,7 +150,7 @@ def accepted(imported: Imported, title: str, rules: Rules | None = None) -> tupl
 def _refused(
     composed: Composed, imported: Imported, problems: list[Diagnostic]
 ) -> list[tuple[str, Diagnostic]]:
-    """Return the settings that rules refuse: of several keys of a finding the last that may go."""
+    """Return the settings that rules refuse; of a finding's several keys, the last removable one."""
     refused = []
     for problem in problems:
         paths = [path for path in _paths(composed, problem) if path in imported.settings]
@@ -159,7 +159,7 @@ def _refused(
 
 
 def left_over(text: str, rules: Rules) -> list[Diagnostic]:
-    """Return what the rules have against a composed YAML, at its lines."""
+    """Return the rules' findings about a composed YAML, with its lines."""
     return _problems(text, rules)
 
 
@@ -183,13 +183,13 @@ def _path(composed: Composed, problem: Diagnostic) -> str:
 
 
 def _paths(composed: Composed, problem: Diagnostic) -> list[str]:
-    """Return our path at each line that a finding names; empty for one that is none of ours."""
+    """Return our path at each line that a finding names; empty for a line without one of ours."""
     lines = [place.rpartition(":")[2] for place in problem.where.split(" and ")]
     return [composed.paths.get(int(line), "") if line.isdigit() else "" for line in lines]
 
 
 def _drop(imported: Imported, path: str, problem: Diagnostic) -> None:
-    """Take out a refused setting: no key that it stood for is kept."""
+    """Remove a refused setting, and mark its keys as not kept."""
     setting = imported.settings.pop(path)
     says = f"{problem.what} ({problem.hint})" if problem.hint else problem.what
     for key, finding in list(imported.findings.items()):

@@ -48,7 +48,7 @@ class AlgorithmAlias(str):
 
 
 class IgnoredKey(Enum):
-    """Of a key that is known: nothing is set."""
+    """A known key that sets nothing."""
 
     SKIP = auto()
 

@@ -121,9 +121,9 @@ def synonyms(section: str = "") -> dict[str, str]:
 
 
 def value_meant(path: str, written: str, values: Sequence[str]) -> str:
-    """Return which of ``values`` a text means, a sentence if none of them, or an empty text.
+    """Return the one of ``values`` that a text means; a sentence if it means none of them; or an empty text.
 
-    What other programs write around a name does not count: ``deepspeed_zero-3`` is zero3.
+    Ignores other programs' prefixes and suffixes: ``deepspeed_zero-3`` is zero3.
     """
     plain = re.sub(r"[^a-z0-9]", "", written.lower())
     bare = re.sub(r"^(torch|pytorch|deepspeed|ds)(?=.)|strategy|offload(cpu|nvme)?", "", plain)

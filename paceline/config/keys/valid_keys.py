@@ -1,4 +1,4 @@
-"""Which keys are valid, which of them set nothing here, and when values are equal.
+"""Valid keys, keys without effect here, and equality of values.
 
 ``keys/recognised.toml`` has the keys that set nothing. ``fine``: values that agree with what Paceline does;
 they pass with a note. Any other value is refused (``refuse=True``) or gets a warning.
@@ -52,7 +52,7 @@ def _canonical(value: Json) -> Json:
 
 @dataclass(frozen=True)
 class Recognised:
-    """The message for a key, and the ``fine`` values, which agree with what happens anyway."""
+    """The message for a key, and its ``fine`` values, which agree with Paceline's behaviour."""
 
     says: str
     fine: tuple[Json, ...] = ()

@@ -95,7 +95,7 @@ class Collector:
                 self.setting((key,), child, source)
 
     def written_for(self, version: int | None) -> None:
-        """Read what was collected as a file of this schema version means it."""
+        """Convert the collected settings from this schema version."""
         self.version = version
         self.entries, notes = migrated(self.entries, version)
         self.notes += notes
@@ -108,7 +108,7 @@ class Collector:
                 self._secret_places.add(finding.where)
 
     def written(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
-        """Collect one setting that is no part of a file, after a look at its value."""
+        """Collect one setting that is not from a file, after checking its value."""
         self.look_at(node, source, parts[-1])
         self.setting(parts, node, source)
 

@@ -1,4 +1,4 @@
-"""Which keys of an invalid config are unreliable; the others can be checked without false findings."""
+"""Find the unreliable keys of an invalid config; the others can be checked without false findings."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def unreliable_keys(
     """Return the keys that are given and wrong, and the sections that have an unknown key.
 
     An unknown key may be a misspelling of any other key of its section. ``top``: top-level keys of ``file`` →
-    line, from 1; ``meant``: places of unknown keys that can only mean one key and are read as that.
-    ``files``: names of other programs' files → the key that names each, in doubt where the file is wrong.
+    line, from 1; ``meant``: places of unknown keys with a single possible meaning, read as that key.
+    ``files``: names of other programs' files → the config key of each, in doubt if the file is wrong.
     """
     keys: dict[str, set[str]] = {}
     for key, source in provenance.items():
@@ -79,11 +79,12 @@ def is_reliable(doubt: frozenset[str], *needed: str) -> bool:
 def certain_findings(
     rules: Callable[[Config], Iterable[Diagnostic]], config: Config, doubt: Iterable[str]
 ) -> tuple[Diagnostic, ...]:
-    """Return what ``rules`` find in ``config`` whichever value each key in ``doubt`` was meant to have.
+    """Return the findings of ``rules`` in ``config`` that hold for any intended value of the keys in
+    ``doubt``.
 
     ``config`` has a default in place of each invalid value, and a finding may be about that default alone.
-    For a key that takes words, the rules run with each word. For any other key, findings that name the key
-    are left out; they come back once the value is right.
+    For a key that takes words, the rules run with each word. For any other key, findings about it are left
+    out; they return once the value is right.
     """
     findings = tuple(rules(config))
     # A finding stands if it is there for every word that may have been meant
@@ -102,7 +103,7 @@ def certain_findings(
 
 
 def _with(section: Section | None, path: Sequence[str], value: bool | str) -> Section | None:
-    """Return ``section`` with ``value`` at ``path`` inside it; unchanged where the path leads nowhere."""
+    """Return ``section`` with ``value`` at ``path`` inside it; unchanged if the path does not exist."""
     if section is None:
         return None
     name, *below = path

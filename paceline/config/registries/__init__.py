@@ -1,1 +1,1 @@
-"""What a config may name: optimizers, schedules, metrics, trackers, and their options."""
+"""Names that a config may use: optimizers, schedules, metrics, trackers, and their options."""

@@ -68,7 +68,8 @@ _ABOVE_0 = ("cycle_first_step_size", "lr_range_test_step_size", "timescale", "to
 
 
 def unmet(name: str, options: Mapping[str, Json], learning_rate: float, max_steps: int | None) -> str:
-    """Return what is missing from options that are valid one by one, as words; empty if nothing is."""
+    """Return a message about options that are missing although each given one is valid; empty if none is
+    missing."""
     needed = NEEDED.get(name, ())
     chosen = [option for option in needed if options.get(option) is not None]
     if needed and len(chosen) != 1:

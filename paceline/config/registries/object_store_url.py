@@ -41,7 +41,7 @@ class ObjectUrl:
 
     @property
     def folder_name(self) -> str:
-        """A name for a folder that is this URL's alone."""
+        """A folder name unique to this URL."""
         return hashlib.sha256(str(self).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Optimizers by Transformers' ``optim`` names: everything that others ask about one.
+"""Optimizers by Transformers' ``optim`` names, with all facts about each.
 
 Rules, the planner's memory model and ``strategies.optimizers.build`` all read this table. Imports no torch.
 """
@@ -58,7 +58,7 @@ class Optimizer:
       as ``moment_bytes`` says
     - ``projects``: keeps moments of projected gradients for the matrices of ``optim_target_modules``, and
       others as ``moment_bytes`` says
-    - ``averaged``: evaluation, generation and saves take averaged weights, and it takes no schedule
+    - ``averaged``: evaluation, generation and saves use averaged weights, and it allows no schedule
     - ``compiles``: its step is compiled once for each shape of a tensor
     - ``float64``: computes in float64 where the weights are
     - ``rounds``: keeps the weights in bfloat16 alone and rounds each update stochastically
@@ -127,7 +127,7 @@ def _bnb(cls: str, moments: int, bits: int, unpaged: str = "") -> Optimizer:
 
 
 def _bnb_rmsprop(bits: int) -> Optimizer:
-    """RMSprop of bitsandbytes, not paged; as in Transformers, ``optim_args`` alone make its arguments."""
+    """RMSprop of bitsandbytes, not paged; as in Transformers, its arguments come only from ``optim_args``."""
     small: dict[str, Kind] = {"min_8bit_size": "whole"} if bits == 8 else {}
     return replace(
         _bnb("RMSprop", 1, bits),
@@ -302,9 +302,9 @@ BUILT: dict[str, Optimizer] = {
 
 
 def supports(name: str, split: StateSplit) -> bool:
-    """Whether the optimizer works under a strategy that splits its state so.
+    """Whether the optimizer works under a strategy with this split of its state.
 
-    True for unsupported names, which are refused elsewhere.
+    True for unsupported names, which another check refuses.
     """
     return name not in BUILT or split in BUILT[name].splits
 
@@ -393,7 +393,7 @@ def contradictions(name: str, args: Arguments) -> list[str]:
 
 
 def optim_args_problems(name: str, optim_args: Json) -> Iterator[Diagnostic]:
-    """Yield what is wrong with the ``optim_args`` of the optimizer ``name``."""
+    """Yield the problems of the ``optim_args`` of the optimizer ``name``."""
     try:
         args = parse_optim_args(optim_args)
     except ConfigError as error:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrackerFacts:
-    """What is known of a tracker without importing it. Variables are of the environment.
+    """Facts about a tracker, known without importing it. Variables are environment variables.
 
     ``key`` holds the key of its server. ``login`` is the file (netrc's form) where its login command keeps a
-    key for ``host``. ``mode`` makes it work offline; ``later`` sends what was recorded offline.
+    key for ``host``. ``mode`` makes it work offline; ``later`` uploads offline records.
     """
 
     package: str
@@ -53,7 +53,7 @@ PROJECT = "paceline"  # where neither the config nor a variable names one
 
 
 def names_of(report_to: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the trackers that are meant: none for ``none``, every known one for ``all``."""
+    """Return the requested trackers: none for ``none``, every known one for ``all``."""
     names = [
         tracker for name in report_to for tracker in (TRACKERS if name == ALL else (name,)) if tracker != NONE
     ]

@@ -1,1 +1,1 @@
-"""A config shown: its keys as a page and as JSON schema, its effective values, its differences."""
+"""Render configs: the page of keys, the JSON schema, effective values, differences."""

@@ -1,4 +1,4 @@
-"""Parts of a training that the user, or an installed package, brings: a name with its options.
+"""Parts of a training from the user or an installed package: a name with its options.
 
 A package registers a part in the entry-point group ``paceline.KIND``. Its name in a config becomes the
 ``module:attr`` that the package gives, so all later code knows one form.
@@ -52,8 +52,8 @@ def to_exporters(value: Json) -> tuple[str, ...]:
 
 
 def to_data_path(value: Json) -> str:
-    """Convert to a path; a bare word that is no file, and that a package registers as a data set, becomes its
-    ``module:function``.
+    """Convert to a path; a bare word that is not a file, but registered by a package as a data set, becomes
+    its ``module:function``.
     """
     path = to_path(value)
     bare = re.fullmatch(r"[^\W\d][\w-]*", path) is not None and not Path(path).exists()
@@ -61,7 +61,7 @@ def to_data_path(value: Json) -> str:
 
 
 class CallbackItem(Section):
-    """A callback of one's own."""
+    """A user's callback."""
 
     name: Annotated[str, BeforeValidator(own_name("callbacks"))] = Field(
         description="Your class or function as module:name, or a name that an installed package registers."

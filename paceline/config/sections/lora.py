@@ -25,7 +25,7 @@ from paceline.core.json_types import Json
 
 
 def to_targets(value: Json) -> tuple[str, ...]:
-    """Convert target modules: a regular expression stays one string, all else becomes a list of names."""
+    """Convert target modules: a regular expression stays one string, other values become a list of names."""
     names = (value.strip(),) if isinstance(value, str) and is_pattern(value) else to_texts(value)
     for name in filter(is_pattern, names):
         try:

@@ -94,7 +94,7 @@ def to_numbers(value: Json) -> Json:
 
 
 def to_ranks(value: Json) -> Json:
-    """Convert ``all`` to no numbers, which means every rank; else as steps."""
+    """Convert ``all`` to an empty tuple, which means every rank; other values as ``to_numbers``."""
     return () if value == "all" else to_numbers(value)
 
 

@@ -45,7 +45,7 @@ class Section(BaseModel):
 
 
 def misfit(expected: str) -> PydanticCustomError:
-    """Return the error of a value that a field does not take; ``expected`` follows the field's name."""
+    """Return the error for an invalid value; ``expected`` follows the field's name."""
     return PydanticCustomError("paceline", "{expected}", {"expected": expected})
 
 

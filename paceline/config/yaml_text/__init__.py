@@ -1,1 +1,1 @@
-"""The text of a YAML: read with the place of each value, and what is easily mistaken in it."""
+"""Parse YAML text with the place of each value, and find look-alike characters."""

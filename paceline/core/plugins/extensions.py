@@ -1,4 +1,4 @@
-"""The kinds of parts that users and installed packages bring: one table for the config, the library and docs.
+"""The kinds of user-defined parts: one table for the config, the library and the docs.
 
 A part is named as ``module:attr`` wherever the config has its key; a package registers a name for one in the
 entry-point group ``paceline.KIND``.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Extension:
-    """One kind: what it is, its key in the YAML, its argument of the library, and the form of an own one."""
+    """One kind: its description, YAML key, library argument, and the form of a user's own."""
 
     words: str
     key: str

@@ -1,7 +1,7 @@
-"""Modules that have moved, but whose names docs, examples and importers handed out: they work for a release.
+"""Old names of moved modules from docs, examples and importers, which keep working for one release.
 
-The finder is the last of ``sys.meta_path``: it answers only where the module is gone. The name may come from
-an import, from YAML or from ``python -m``.
+The finder is last in ``sys.meta_path``, so it only handles missing modules. The name may come from an import,
+from YAML or from ``python -m``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class CallableRoom(ModuleType):
-    """A package that has the name of one of the library's functions: calling it calls the function."""
+    """A package with the name of a library function; calling it calls the function."""
 
     def __call__(self, *args: object, **options: object) -> object:
         """Call the function."""
@@ -49,7 +49,7 @@ class CallableRoom(ModuleType):
 
 
 class MovedModule(CallableRoom):
-    """A module that is gone: its handed-out names are those of ``paceline.extend``, with a warning."""
+    """A removed module; its public names come from ``paceline.extend``, with a warning."""
 
     def __getattr__(self, name: str) -> object:
         names = NAMES.get(_below(self.__name__), {})
@@ -67,7 +67,7 @@ class MovedModules(Loader):
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a moved module, of a package that one was in, or of a program."""
+        """Return the spec of a moved module, of its former package, or of a program."""
         below = _below(name)
         if below in PROGRAMS and name != PROGRAMS[below] and (program := util.find_spec(PROGRAMS[below])):
             _warn(f"python -m {name}", f"python -m {program.name}")
@@ -77,7 +77,7 @@ class MovedModules(Loader):
         return ModuleSpec(name, MovedModules(), is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Make it answer for its names when they are asked for."""
+        """Let the module resolve its names on access."""
         module.__class__ = MovedModule
 
 

@@ -1,4 +1,5 @@
-"""Python code shipped with a model (``trust_remote_code``): which files would run, and are they pinned?"""
+"""Python code shipped with a model (``trust_remote_code``): find its files, and check that they are
+pinned."""
 
 from __future__ import annotations
 

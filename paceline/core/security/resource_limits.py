@@ -27,7 +27,7 @@ class SpentError(BaseException):
 
 
 def limit_of(error: SpentError | MemoryError) -> str:
-    """Return the limit that a program met, in words."""
+    """Return the limit that a program exceeded, as text."""
     if isinstance(error, SpentError):
         return f"it took more than {CPU_SECONDS:g} s of CPU time"
     return f"it took more than {MEMORY_BYTES >> 20} MiB"
@@ -58,9 +58,9 @@ def bounded_memory() -> Iterator[None]:
 def bounded_time(programs: Iterable[str]) -> Iterator[None]:
     """Raise SpentError inside the block once ``programs`` (their texts) have used up their CPU time.
 
-    They have CPU_SECONDS in this process, in all blocks together: what was found costly ends at once in the
-    next block. Each block pays BLOCK_SECONDS back, and ``grant`` what one execution is worth. Has no effect
-    outside the main thread, since only that one receives signals.
+    All blocks of this process share CPU_SECONDS, so a costly program ends at once in the next block. Each
+    block returns BLOCK_SECONDS to the account, and ``grant`` the time of one execution. Has no effect outside
+    the main thread, since only that one receives signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -80,7 +80,7 @@ def bounded_time(programs: Iterable[str]) -> Iterator[None]:
 
 
 def grant(seconds: float) -> None:
-    """Pay the programs of the block around this the CPU time that their next execution is worth.
+    """Add the CPU time of one execution to the account of the surrounding block's programs.
 
     Raises SpentError.
     """
@@ -108,7 +108,7 @@ class _Account:
         return CPU_SECONDS - spent
 
     def start(self, worth: float) -> None:
-        """Pay ``worth`` seconds back, and set the clock to what is left."""
+        """Add ``worth`` seconds, and set the clock to the time left."""
         self.spent[self._key] = spent = max(0.0, self.spent.get(self._key, 0.0) - worth)
         self._since = time.thread_time()
         # It repeats every 0.1 s: an exception raised inside a destructor is lost
@@ -117,7 +117,7 @@ class _Account:
 
 @contextmanager
 def _lost_in_silence() -> Iterator[None]:
-    """Report no SpentError that Python had to drop, inside a destructor: the next one follows."""
+    """Hide SpentErrors that Python drops in a destructor, since the next one follows."""
     before = sys.unraisablehook
 
     def report(dropped: sys.UnraisableHookArgs) -> None:

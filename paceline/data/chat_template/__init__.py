@@ -1,1 +1,1 @@
-"""A conversation as the model reads it, and which of its tokens are learnt."""
+"""Conversations rendered and tokenized with the chat template, with the tokens that carry loss."""

@@ -1,8 +1,8 @@
-"""Where in a rendered conversation the turns lie that carry loss.
+"""Find the spans of a rendered conversation that carry loss.
 
-A turn's own characters are what the template's loop wrote for it (``rendering``). Their opening stands in the
-prompt when the model answers (``add_generation_prompt``), so it has no loss. The special token that ends the
-turn has loss. Where the template cannot be followed so, prefixes of the conversation are rendered.
+A turn's characters are the text that the template's loop wrote for it (``render``). Their opening belongs to
+the prompt at generation (``add_generation_prompt``), so it has no loss. The special token that ends the turn
+has loss. If the loop cannot be followed, prefixes of the conversation are rendered.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AnswerFinder:
         return labelled
 
     def _own_spans(self, chat: TemplateInput, rendered: Rendered, turn: int) -> list[Span]:
-        """Return what the loop wrote for a turn, without results of tools that it wrote there, too."""
+        """Return the text that the loop wrote for a turn, without tool results inside it."""
         if rendered.turns is None:
             return []
         regions = rendered.turns[turn]
@@ -68,9 +68,9 @@ class AnswerFinder:
     def _written_for(
         self, chat: TemplateInput, text: str, regions: Sequence[Span], turn: int, others: Sequence[int]
     ) -> Span:
-        """Return what stands within ``regions``, the spans of ``turn``, for the turns ``others``.
+        """Return the parts of ``regions``, the spans of ``turn``, that belong to the turns ``others``.
 
-        It is what differs without them, at least from their first content to their last.
+        These are the parts that change without them, at least from their first content to their last.
         """
         contents = [_plain(chat.messages[number]["content"]) for number in others]
         first = min(text.index(c, a, b) for c in contents for a, b in regions if c in text[a:b])
@@ -103,7 +103,7 @@ class AnswerFinder:
         return [rendered.marks[answers.index(turn)]]
 
     def _own(self, text: str, regions: Sequence[Span], chat: TemplateInput, turn: int) -> list[Span]:
-        """Return what a turn wrote, without the opening that the prompt gives."""
+        """Return a turn's text without the opening that belongs to the prompt."""
         (start, end), *rest = regions
         wrote = text[start:end]
         if chat.messages[turn]["role"] == "assistant":
@@ -115,10 +115,10 @@ class AnswerFinder:
         return [(start, end), *rest]
 
     def _opening(self, chat: TemplateInput) -> tuple[str, ...]:
-        """Return what a turn may begin with that has no loss, the longest first.
+        """Return the possible openings of a turn, which have no loss, longest first.
 
-        That is the generation prompt, it without the reasoning that it begins (the answer's, where the turn
-        has other reasoning), and the part of it that every answer begins with.
+        These are the generation prompt and the prefix that every answer shares. If the turn has other
+        reasoning, also the generation prompt without the reasoning block that it opens.
         """
         parts = isinstance(chat.messages[0]["content"], list)
         key = json.dumps([parts, chat.options], sort_keys=True)
@@ -181,7 +181,7 @@ class AnswerFinder:
 
 
 def _plain(content: Json) -> str:
-    """Return the text of a message's content, also of parts."""
+    """Return the text of a message's content, which may be a list of parts."""
     if isinstance(content, str):
         return content.strip()
     parts = content if isinstance(content, list) else []

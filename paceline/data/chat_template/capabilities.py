@@ -1,4 +1,4 @@
-"""What a chat template does with the parts of a conversation, found out by rendering short ones."""
+"""Test what a chat template does with each part of a conversation, by rendering short ones."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ NOWHERE, LAST, EVERYWHERE = "no turn", "the answers after the last question", "e
 
 @dataclass(frozen=True)
 class TemplateFacts:
-    """``system``: it has system turns; ``developer``: a separate role (otherwise written as system);
-    ``tools``, ``calls``, ``results``: it writes them; ``reasoning``: of which answers; ``rewrites``: earlier
-    answers are written differently once others follow; ``marks``: it has ``{% generation %}`` blocks;
+    """``system``: it has system turns; ``developer``: it has this role (otherwise written as system);
+    ``tools``, ``calls``, ``results``: it writes them; ``reasoning``: the answers whose reasoning it writes;
+    ``rewrites``: earlier answers are written differently once others follow; ``marks``: it has ``{%
+    generation %}`` blocks;
     ``dated``: it asks for today's date; ``options`` that it reads.
     """
 
@@ -41,7 +42,7 @@ class TemplateFacts:
     options: tuple[str, ...]
 
     def sentence(self) -> str:
-        """Return what it does as one sentence."""
+        """Describe the template in one sentence."""
         parts = {
             "system turns": self.system,
             "tools": self.tools,
@@ -104,8 +105,8 @@ def facts_of(text: str, tokens: Mapping[str, str]) -> TemplateFacts:
 
 
 def unopened_header(template: Renderer) -> str:
-    """Return what the template writes before an answer's text, if no prompt has it: the template opens no
-    answer (``add_generation_prompt`` changes nothing). Else an empty text, also for blanks.
+    """Return the template's text before an answer if prompts lack it, as ``add_generation_prompt`` changes
+    nothing. Empty otherwise, or if that text is blank.
     """
     question = Example(messages=({"role": "user", "content": "a"},))
     answered = Example(messages=(*question.messages, {"role": "assistant", "content": _NOTES}))
@@ -122,7 +123,8 @@ def unopened_header(template: Renderer) -> str:
 
 
 def written_alike(first: Renderer, second: Renderer) -> bool:
-    """Whether two templates write conversations alike, with and without a system turn that both can write."""
+    """Whether two templates render conversations equally, with and without a system turn that both
+    support."""
     turns: tuple[Message, ...] = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
     system: Message = {"role": "system", "content": _NOTES}
     texts = [(_text(first, *each), _text(second, *each)) for each in (turns, (system, *turns))]

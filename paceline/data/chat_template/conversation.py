@@ -1,4 +1,4 @@
-"""Conversations through one chat template, in the form that it reads."""
+"""Render conversations with one chat template, in the form that it expects."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _TOOL, _KEY, _VALUE = "paceline_tool", "paceline_key", "paceline_value"
 
 
 class Renderer:
-    """A compiled template, and what was found out about it. Raises RowError for one that cannot be compiled.
+    """A compiled template and its tested properties. Raises RowError for one that cannot be compiled.
 
-    ``form``: how it reads calls and contents; ``left_out``: what it does not write.
+    ``form``: the form of calls and contents that it expects; ``left_out``: finds the fields that it does not
+    write.
     """
 
     def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
@@ -79,8 +80,8 @@ class Renderers:
 @dataclass(frozen=True)
 class ChatForm:
     """``as_object``: arguments of calls are objects; ``no_content``: a turn of calls alone has content None;
-    ``developer``: the template has this role (otherwise such turns are the system's); ``parts``: contents are
-    lists of parts.
+    ``developer``: the template has this role (otherwise such turns become system turns); ``parts``: contents
+    are lists of parts.
     """
 
     as_object: bool = True
@@ -122,7 +123,8 @@ class ChatForm:
 
 
 def _object(text: str) -> Json:
-    """Return the object in a text; the text where there is none (a model may write a wrong call)."""
+    """Return the JSON object in a text; the text itself if it is not one (a model may write an invalid
+    call)."""
     try:
         value: Json = json.loads(text)
     except (ValueError, RecursionError):
@@ -144,7 +146,7 @@ def _number(messages: Sequence[JsonObject]) -> None:
 
 
 def _wants_parts(template: ChatTemplate) -> bool:
-    """Whether the template writes texts only from lists of parts, as those of models with a tower may."""
+    """Whether the template writes text only from lists of parts, as multimodal templates may."""
     if "text" not in template.text:
         return False
     question = Example(messages=({"role": "user", "content": _VALUE},))
@@ -158,7 +160,7 @@ def _wants_parts(template: ChatTemplate) -> bool:
 
 
 def form_of(template: ChatTemplate) -> ChatForm:
-    """Return the form of calls that the template renders rightly; the first one where none is."""
+    """Return the form of calls that the template renders correctly; the first form if none is."""
     plain = ChatForm(developer="developer" in template.text, parts=_wants_parts(template))
     if "tool" not in template.text:
         return plain

@@ -1,6 +1,7 @@
-"""What a chat template leaves out of a conversation: refused where it carries meaning, else counted.
+"""Find the content of a conversation that a chat template leaves out: refused if it carries meaning, else
+counted.
 
-A field took part if the text changes without it. Templates may leave out reasoning of earlier turns; tools,
+A field is used if the text changes without it. Templates may leave out reasoning of earlier turns; tools,
 calls and whole turns are never left out silently.
 """
 
@@ -30,14 +31,15 @@ _DEEPEST = 12
 
 
 class DroppedContent(NamedTuple):
-    """What must not be left out: a key of ``problems.REASONS``, and where."""
+    """Content that must not be left out: a key of ``problems.REASONS``, and its place."""
 
     reason: str
     detail: str = ""
 
 
 class DroppedContentFinder:
-    """Look for what ``template`` left out; ``render`` gives the text of a conversation. Raises RowError."""
+    """Find the content that ``template`` left out; ``render`` gives the text of a conversation. Raises
+    RowError."""
 
     def __init__(self, template: ChatTemplate, render: Render) -> None:
         self._template = template
@@ -46,7 +48,7 @@ class DroppedContentFinder:
         self._known: dict[str, bool] = {}
 
     def names(self, example: Example, text: str) -> tuple[str, ...]:
-        """Return the fields that took no part in ``text``, which is the example's.
+        """Return the unused fields of ``example``, whose rendering is ``text``.
 
         Raises RowError for tools, calls, turns and reasoning that the template cannot render at all.
         """
@@ -62,7 +64,7 @@ class DroppedContentFinder:
         return tuple(dict.fromkeys(drop for drop in drops if isinstance(drop, str)))
 
     def _turns(self, example: Example, text: str) -> Iterator[str | DroppedContent]:
-        """Look at every turn's content."""
+        """Check every turn's content."""
         contents = [message["content"].strip() for message in example.messages]
         for number, (message, content) in enumerate(zip(example.messages, contents, strict=True)):
             if not content:
@@ -83,7 +85,7 @@ class DroppedContentFinder:
                 yield "messages[].content (part of an answer)"
 
     def _fields(self, example: Example, text: str) -> Iterator[str | DroppedContent]:
-        """Look at the turns' fields other than their content."""
+        """Check the turns' fields other than their content."""
         for number, message in enumerate(example.messages):
             if message["role"] == "developer" and "developer" not in self._template.text:
                 yield "messages[].role (developer, written as system)"
@@ -101,7 +103,7 @@ class DroppedContentFinder:
     def _calls(
         self, example: Example, text: str, number: int, message: Message
     ) -> Iterator[str | DroppedContent]:
-        """Look at the calls of a turn: each of them, their arguments and their ids."""
+        """Check each call of a turn, with its arguments and id."""
         calls = message.get("tool_calls", [])
         fewer: list[list[JsonObject]] = [[*calls[:n], *calls[n + 1 :]] for n in range(len(calls))]
         turns = [_with_calls(message, rest) for rest in fewer]
@@ -120,7 +122,7 @@ class DroppedContentFinder:
             yield "messages[].tool_calls[].id"
 
     def _beside(self, example: Example, text: str) -> Iterator[str | DroppedContent]:
-        """Look at tools, documents and options."""
+        """Check tools, documents and options."""
         if example.tools:
             if self._once("tools", example, replace(example, tools=()), text):
                 yield DroppedContent("tools")
@@ -136,7 +138,7 @@ class DroppedContentFinder:
                 yield OPTION + name
 
     def _schemas(self, example: Example, text: str) -> Iterator[str]:
-        """Look at the fields of every tool, unless its whole schema stands in the text."""
+        """Check the fields of every tool, unless its whole schema is in the text."""
         for number, tool in enumerate(example.tools):
             if any(form in text for form in written_forms(tool)):
                 continue
@@ -146,7 +148,7 @@ class DroppedContentFinder:
                     yield f"tools[].{pattern.partition(' ')[0]}"
 
     def _documents(self, example: Example, text: str) -> Iterator[str]:
-        """Look at the fields of every document."""
+        """Check the fields of every document."""
         for number, document in enumerate(example.documents):
             for name in document:
                 less = {key: value for key, value in document.items() if key != name}
@@ -155,15 +157,16 @@ class DroppedContentFinder:
                     yield f"documents[].{name}"
 
     def _is_idle(self, example: Example, text: str, turn: int, other: Message, field: str) -> bool:
-        """Whether the text is the same with ``other`` in place of a turn, which lacks the field ``field``.
+        """Whether the text stays the same with ``other``, which lacks the field ``field``, in place of a
+        turn.
 
-        Rendering again for every field of every turn would take most of the time, so it is found out once for
-        conversations of one shape.
+        Rendering again for every field of every turn would take most of the time, so the result is cached per
+        shape of conversation.
         """
         return self._once(f"{turn} {field}", example, self._with(example, turn, other), text)
 
     def _once(self, question: str, example: Example | None, other: Example, text: str) -> bool:
-        """Whether ``other`` gives the same text; asked once for ``question`` in the shape of ``example``."""
+        """Whether ``other`` gives the same text; cached by ``question`` and the shape of ``example``."""
         key = question if example is None else f"{question} {_shape(example)}"
         if key not in self._known:
             if len(self._known) >= _MOST_KNOWN:
@@ -173,7 +176,7 @@ class DroppedContentFinder:
         return self._known[key]
 
     def _same(self, example: Example, text: str) -> bool:
-        """Whether the text is the same; a template that needs what is missing raises."""
+        """Whether the text is the same; False if the template raises because a field is missing."""
         try:
             return self._render(example) == text
         except RowError:
@@ -198,7 +201,7 @@ class DroppedContentFinder:
 
 
 def _shape(example: Example) -> str:
-    """Return what templates look at to decide what they write, but for the words."""
+    """Return the structure of a conversation, on which templates branch, without its words."""
     turns = (
         (
             *sorted(message),
@@ -224,7 +227,7 @@ def _without(message: Message, name: str) -> Message:
 
 
 def written_forms(tool: JsonObject) -> Iterator[str]:
-    """Yield how templates write a whole tool: as JSON in a line, or indented."""
+    """Yield the common renderings of a whole tool: JSON on one line, or indented."""
     for schema in (tool, tool.get("function")):
         yield json.dumps(schema, ensure_ascii=False)
         yield json.dumps(schema, ensure_ascii=False, indent=4)
@@ -234,8 +237,8 @@ def written_forms(tool: JsonObject) -> Iterator[str]:
 def schema_fields(
     value: Json, path: tuple[str | int, ...] = (), pattern: str = "", kind: str = ""
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield (path, pattern) of every field of a tool. Fields of equal patterns are written alike: names that
-    the schema gives are ``*`` there, and after a space stand the types that templates tell apart.
+    """Yield (path, pattern) of every field of a tool. Fields of equal patterns are rendered alike: in a
+    pattern ``*`` stands for names from the schema, and types that templates distinguish follow a space.
     """
     if len(path) > _DEEPEST:
         return

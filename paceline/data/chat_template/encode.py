@@ -1,8 +1,8 @@
 """Tokenize conversations with the chat template (in Transformers' sandbox), and label the answers.
 
 The full conversation is rendered once and tokenized once; a token has loss if it overlaps a span of a turn
-that has loss (``answers``). An added token with ``lstrip`` or ``rstrip`` swallows the white space next to it,
-which may be an answer's. The token has loss only if its own text is in the span.
+that has loss (``answers``). An added token with ``lstrip`` or ``rstrip`` absorbs adjacent white space, which
+may be an answer's. It has loss only if its own text is in the span.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _TOOL: JsonObject = {
 
 class Encoded(NamedTuple):
     """``input_ids`` int32 [n]; ``labelled`` bool [n], True where the token has loss. ``left_out``: parts of
-    the row that the text does not have. ``end_added``: the last token is an end that the template did not
-    write. ``second``: the place of the first token of a second text, where the tokenizer tells (0: nowhere).
-    ``answers``: the tokens of each answer, where they were asked for.
+    the row that the text lacks. ``end_added``: the last token is an end token that the template did not
+    write. ``second``: the index of a second text's first token, if the tokenizer reports it (0: none).
+    ``answers``: the tokens of each answer, if requested.
     """
 
     input_ids: NDArray[np.int32]
@@ -54,7 +54,8 @@ class Encoded(NamedTuple):
 
 
 class RenderedText(NamedTuple):
-    """A rendered conversation; ``spans`` have loss, None: all of it. ``answers``: every answer, if asked."""
+    """A rendered conversation; ``spans`` have loss, None: all of it. ``answers``: the spans of all answers,
+    if requested."""
 
     text: str
     spans: list[Span] | None = None
@@ -71,7 +72,8 @@ class CostlyTemplateError(RowError):
 
 
 class Encoder:
-    """Convert examples to tokens. ``train_on`` is ``assistant`` or ``all``; ``find_answers``: say where."""
+    """Convert examples to tokens. ``train_on`` is ``assistant`` or ``all``; ``find_answers``: also return
+    where answers are."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, train_on: str, *, find_answers: bool = False
@@ -121,16 +123,16 @@ class Encoder:
         return [next(rendered) if example.messages else self._alone(example) for example in examples]
 
     def shortened(self, example: Example, most: int) -> Encoded:
-        """Return a text, or a pair, in at most ``most`` tokens, as the tokenizer cuts it.
+        """Truncate a text, or a pair, to ``most`` tokens, as the tokenizer does.
 
-        What it adds around texts stays, and the longer of two is cut first.
+        Its special tokens stay, and the longer of two texts is truncated first.
         """
         shorter = self._alone(example, most)
         assert isinstance(shorter, Encoded), "a text that was too long is empty"
         return shorter
 
     def _alone(self, example: Example, most: int | None = None) -> Encoded | RowError:
-        """Return a text, or two, as the tokenizer alone codes them."""
+        """Encode a text, or two, with the tokenizer alone."""
         how = {} if most is None else {"truncation": "longest_first", "max_length": most}
         coded = self.tokenizer(
             example.text, example.pair or None, return_attention_mask=False, verbose=False, **how
@@ -177,7 +179,7 @@ class Encoder:
         return done
 
     def turns_of_tokens(self, example: Example) -> list[int | None]:
-        """Return the turn that wrote each token of a conversation; None where that cannot be told.
+        """Return the turn that wrote each token of a conversation; None where that is unknown.
 
         Raises RowError.
         """
@@ -195,7 +197,7 @@ class Encoder:
         return [owner.get(end - 1) for end in ends]
 
     def _own_characters(self, text: str, encoding: Encoding, token: int) -> Span:
-        """Return the characters that a token stands for, without white space that it swallows."""
+        """Return a token's characters, without white space that it absorbs."""
         start, end = encoding.offsets[token]
         if encoding.ids[token] not in self._swallowing or not text[start:end].strip():
             return start, end
@@ -221,8 +223,8 @@ class Encoder:
         return tuple(stops)
 
     def closing(self) -> tuple[int, ...]:
-        """Return the tokens that close an answer in training rows: its stop token and what the template
-        writes after it. Empty without a template.
+        """Return the tokens that close an answer in training rows: its stop token and the template's text
+        after it. Empty without a template.
         """
         if not self.renderers.templates:
             return ()
@@ -248,7 +250,7 @@ class Encoder:
         ]
 
     def _marked_once(self, text: str, ids: list[int]) -> list[int]:
-        """Return the tokens without the BOS and EOS that the tokenizer adds to those in the text."""
+        """Remove the tokenizer's BOS and EOS if the text already has them."""
         bos, eos = self.tokenizer.bos_token, self.tokenizer.eos_token
         if bos and text.startswith(bos) and ids[:2] == [self.tokenizer.bos_token_id] * 2:
             ids = ids[1:]
@@ -310,7 +312,7 @@ class Encoder:
         return RenderedText(rendered.text, spans, left_out, self._answers(example))
 
     def _answers(self, example: Example) -> tuple[Span, ...]:
-        """Return the span of each answer, with loss or without, if they are asked for. Raises RowError."""
+        """Return the span of each answer, with loss or without, if requested. Raises RowError."""
         if not self.find_answers:
             return ()
         renderer = self.renderers.of(example)
@@ -340,7 +342,7 @@ class Encoder:
 
 
 def trained_turns(example: Example, train_on: str) -> list[int] | None:
-    """Return the turns with loss; None if no turn says so itself, so that ``train_on`` decides."""
+    """Return the turns with loss; None if no turn sets it, so that ``train_on`` decides."""
     if not any("trained" in message for message in example.messages):
         return None
     return [
@@ -352,7 +354,7 @@ def trained_turns(example: Example, train_on: str) -> list[int] | None:
 
 
 def idle_weights(example: Example, train_on: str) -> tuple[str, ...]:
-    """Return the name under which weights of turns are counted that say what holds without them."""
+    """Return the name under which redundant turn weights are counted."""
     for number, message in enumerate(example.messages):
         has_loss = number >= example.learn_from
         usual = has_loss and (train_on == "all" or message["role"] == "assistant")

@@ -1,9 +1,8 @@
 """The sandbox in which chat templates are compiled: Transformers' own rules, without an import of torch.
 
-A template is a program of whoever made it. It gets Jinja's immutable sandbox, ``raise_exception``,
-``strftime_now`` (always of one day) and a ``tojson`` that does not escape HTML. ``{% generation %}`` blocks
-stand around the model's text. These are as in Transformers 5.23 (``utils/chat_template_utils.py``); a test
-holds both to the same texts.
+A template is untrusted code. It gets Jinja's immutable sandbox, ``raise_exception``, ``strftime_now`` (always
+of one day) and a ``tojson`` that does not escape HTML. ``{% generation %}`` blocks enclose the model's text.
+These are as in Transformers 5.23 (``utils/chat_template_utils.py``); a test holds both to the same texts.
 """
 
 from __future__ import annotations

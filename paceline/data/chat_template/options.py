@@ -1,7 +1,7 @@
 """``model.chat_template_kwargs``: options of the chat template, written into the template as its defaults.
 
-So they act wherever the tokenizer goes: in training, rollouts, samples, ``paceline chat``, the exported
-folder and whoever serves it. A row's own ``chat_template_kwargs`` win.
+So they act wherever the tokenizer is used: in training, rollouts, samples, ``paceline chat``, the exported
+folder and a server of it. A row's own ``chat_template_kwargs`` win.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 def with_defaults(template: str, options: Mapping[str, Json]) -> str:
-    """Return the template with ``options`` as what it reads where nothing is given."""
+    """Return the template with ``options`` as defaults."""
     begin = _beginning(options)
     # Jinja drops a line break after a tag
     return f"{begin}\n{template}" if begin and template.startswith("\n") else begin + template
@@ -53,7 +53,7 @@ def options_read(template: str) -> frozenset[str]:
 
 
 def _tested(tree: nodes.Template) -> set[str]:
-    """Return the names of which the template asks whether they are given."""
+    """Return the names that the template tests with ``is defined``."""
     tests = (test for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined", "none"))
     filters = (call for call in tree.find_all(nodes.Filter) if call.name in ("default", "d"))
     return {call.node.name for call in (*tests, *filters) if isinstance(call.node, nodes.Name)}

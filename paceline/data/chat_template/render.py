@@ -1,11 +1,10 @@
 """Render a conversation with its chat template, and find which turn wrote which characters.
 
 Templates are programs, and many write a turn differently once others follow (they drop the reasoning of
-earlier turns). So prefixes of a conversation do not tell where a turn stands in the whole. The template
-itself
-does: Paceline puts a mark at the beginning of the body of every ``for`` loop over messages, and one after the
-loop. It renders the whole conversation with the marks. The text between two marks is what that turn wrote.
-Where the template takes up its own text, it is rendered without marks, too: both must agree.
+earlier turns). So prefixes of a conversation do not show where a turn is in the whole text. The template
+itself does: Paceline puts a mark at the beginning of the body of every ``for`` loop over messages, and one
+after the loop. It renders the whole conversation with the marks. The text between two marks belongs to that
+turn. If the template processes its own output, it is also rendered without marks: both must agree.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _BEGIN_FILTER, _END_FILTER = "paceline_turn_begins", "paceline_turn_ends"
 
 
 class TemplateInput(NamedTuple):
-    """What a template renders: messages in the form that Transformers gives them, and further arguments."""
+    """A template's input: messages in Transformers' form, and further arguments."""
 
     messages: Sequence[JsonObject]
     tools: Sequence[JsonObject] = ()
@@ -47,7 +46,7 @@ class TemplateInput(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """``text``; ``turns``: the spans that each turn wrote, None if they cannot be told; ``marks``: spans of
+    """``text``; ``turns``: the spans that each turn wrote, None if unknown; ``marks``: spans of
     ``{% generation %}`` blocks.
     """
 
@@ -136,8 +135,8 @@ def worth(chat: TemplateInput) -> float:
 
 
 class _Marks:
-    """What the filters of the marked template do. ``taken_up``: a mark stands in a text that the template
-    does not write at once (a macro's, a ``set`` block's); ``written``: number of marks.
+    """The filters of the marked template. ``taken_up``: a mark is inside text that the template processes
+    further (a macro's, a ``set`` block's); ``written``: number of marks.
     """
 
     def __init__(self) -> None:
@@ -214,7 +213,7 @@ def _marked(value: nodes.Expr, name: str, *arguments: int | bool) -> nodes.Outpu
 
 
 def _without_marks(marks: Sequence[re.Match[str]], position: int) -> int:
-    """Return the place in the text without marks that ``position`` is."""
+    """Convert ``position`` to the text without marks."""
     return position - sum(mark.end() - mark.start() for mark in marks if mark.end() <= position)
 
 

@@ -1,4 +1,4 @@
-"""Chat templates as texts: where they are found and what is wrong with them, without running one."""
+"""Chat templates as texts: find them and check their syntax, without running one."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def _pair(entry: Json) -> tuple[Json, Json]:
 
 
 def name_for(templates: Collection[str], *, tools: bool) -> str | None:
-    """Return which of a tokenizer's templates renders a conversation, as Transformers chooses. With tools it
-    is the one called ``tool_use``, else the default. None if there is no such template.
+    """Return the name of the template that renders a conversation, as Transformers chooses it: with tools
+    ``tool_use``, else the default. None if there is no such template.
     """
     wanted = (TOOL_USE, DEFAULT) if tools else (DEFAULT,)
     return next((name for name in wanted if name in templates), None)
@@ -131,7 +131,7 @@ def look_at_template(template: str | None, folder: Path | None) -> Diagnostic | 
 
 
 def rendered(formats: Set[str]) -> frozenset[str]:
-    """Return those of the row formats that need a chat template."""
+    """Return the row formats that need a chat template."""
     return frozenset(formats) - PLAIN_TEXTS
 
 

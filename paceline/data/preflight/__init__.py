@@ -1,1 +1,1 @@
-"""Looks at data and tokenizer before a start."""
+"""Checks of data and tokenizer before a start."""

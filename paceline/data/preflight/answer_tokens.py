@@ -1,4 +1,5 @@
-"""Special tokens in expected answers: the model learns them, but no written answer shows them."""
+"""Check for special tokens in expected answers: the model learns them, but generated text never shows
+them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def unshown_tokens(
 ) -> Iterator[Diagnostic]:
     """Warn of special tokens in the expected answers of the first rows; ``where`` names the data set.
 
-    Tokens that end a text, and marks that the chat template writes, belong to no answer.
+    End-of-text tokens and the chat template's markers do not count.
     """
     special = _of_answers(model)
     if special.tokens:

@@ -1,4 +1,4 @@
-"""A look at the chat template, and at the first rows through it, before anything heavy is imported."""
+"""Check the chat template, and the first rows rendered with it, before any heavy import."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls
 
 
 class LocalTemplate(NamedTuple):
-    """The chat templates that lie here: what messages call them, their texts by name with the config's
-    options, and tokens.
+    """The chat templates on this machine. ``name``: for messages; ``texts``: the templates by name, with the
+    config's options; ``tokens``: the tokenizer's special tokens.
     """
 
     name: str
@@ -72,7 +72,7 @@ def local_template(model: ModelSection) -> LocalTemplate | None:
 
 
 def named_tokens(folder: Path) -> dict[str, str]:
-    """Return special tokens by name; those that the files do not tell are named after themselves."""
+    """Return special tokens by name; tokens missing from the files get their name as text."""
     try:
         stored = as_object(json.loads(read_text(folder / "tokenizer_config.json")))
     except (OSError, ValueError):
@@ -90,14 +90,14 @@ def template_key(model: ModelSection) -> str:
 
 
 class Described(NamedTuple):
-    """The chat template in the plan: ``choice``, and ``reason``, what it writes."""
+    """The chat template's line in the plan: ``choice``, and ``reason`` (what it writes)."""
 
     choice: str
     reason: str
 
 
 def describe(model: ModelSection, formats: Set[str]) -> Described | None:
-    """Return what the plan says of the template; None if no row needs it, or it is not known here."""
+    """Return the plan's description of the template; None if no row needs it, or it is unknown here."""
     template = local_template(model) if rendered(formats) else None
     if template is None:
         return None
@@ -137,8 +137,8 @@ def unopened_answers(model: ModelSection, formats: Set[str]) -> Iterator[Diagnos
 
 
 def other_template(model: ModelSection, judge: ModelSection) -> bool:
-    """Whether the template of ``judge`` writes conversations otherwise than that of ``model``, as far as both
-    lie here.
+    """Whether the chat templates of ``judge`` and ``model`` render conversations differently; False unless
+    both are here.
     """
     mine, theirs = local_template(model), local_template(judge)
     names = [name_for(template.texts, tools=False) if template else None for template in (mine, theirs)]
@@ -158,9 +158,9 @@ def other_template(model: ModelSection, judge: ModelSection) -> bool:
 def look_through(
     model: ModelSection, data_set: LocatedDataset, reading: Reading, *, refuses: bool
 ) -> Iterator[Diagnostic]:
-    """Yield what the template would not write of the first rows of a data set. Raises DataError.
+    """Yield the content of a data set's first rows that the template would leave out. Raises DataError.
 
-    ``refuses``: rows that lose their meaning by it are errors (``data.on_bad_row``).
+    ``refuses``: rows that lose meaning are errors (``data.on_bad_row``).
     """
     looked = read_head(data_set, reading)
     template = local_template(model) if rendered({looked.shape.format}) else None
@@ -204,7 +204,7 @@ def _tally(
     lost: dict[str, Tally],
     idle: dict[str, Tally],
 ) -> None:
-    """Count what the examples of one row lose, each once."""
+    """Count the losses of one row's examples, each once."""
     names: dict[str, None] = {}
     reasons: dict[str, str] = {}
     for example in examples:

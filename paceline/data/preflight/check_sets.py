@@ -64,7 +64,7 @@ def look_at_sets(
 ) -> tuple[frozenset[str], list[Diagnostic]]:
     """Check every data set of ``data.train`` and ``data.eval``; return (formats of the rows, findings).
 
-    ``imports``: check only those that need an import: of the ``datasets`` library, or of the user's own code;
+    ``imports``: check only sets that need an import (the ``datasets`` library, or the user's code);
     ``model``: look at the first rows through its chat template, too.
     """
     formats: set[str] = set()
@@ -106,8 +106,8 @@ def look_at_sets(
 
 
 def imported_sets(data: DataSection) -> list[str]:
-    """Return what only an import can read: folders written by the ``datasets`` library, functions that give
-    or convert rows. Missing paths are reported elsewhere.
+    """Return the sets that only an import can read: folders of the ``datasets`` library, functions that
+    return or convert rows. Missing paths are reported elsewhere.
     """
     return list(
         dict.fromkeys(n for _, section in sections_of(data) for n in _imported(section, data.converter))
@@ -145,7 +145,7 @@ def _misspelt(key: str, section: Dataset, data_set: LocatedDataset) -> Iterator[
 
 
 def columns_of(data: DataSection, key: str) -> frozenset[str] | None:
-    """Return the names that a reward function gets with the rows of ``key``, by the first rows of each set.
+    """Return the column names that a reward function gets for ``key``, from the first rows of each set.
 
     None if some are not read here, or there are none.
     """
@@ -174,7 +174,8 @@ class FirstExamples:
 def first_examples(data: DataSection, reading: Reading, *keys: str) -> FirstExamples:
     """Return the first examples of ``data.train`` and ``data.eval``, or of those that ``keys`` name.
 
-    Data sets that are not read here count as further rows. Raises DataError as ``look_at_sets`` finds it.
+    Data sets that are not read here mean that there are further rows. Raises DataError as ``look_at_sets``
+    finds it.
     """
     data_sets = [find_set(key, section) for key, section in sections_of(data, *keys)]
     heads = [read_head(data_set, reading) for data_set in data_sets if is_looked_into(data_set, reading)]
@@ -290,7 +291,8 @@ def _damaged_files(folder: Path, key: str) -> Iterator[Diagnostic]:
 
 
 def _cut(file: Path) -> str:
-    """Return why a file cannot be complete JSON, judging by its ends only: a vocabulary may be large.
+    """Return why a file is not complete JSON, from its first and last bytes only, since a vocabulary may be
+    large.
 
     Raises OSError.
     """
@@ -312,7 +314,7 @@ def _has_template(folder: Path) -> bool:
 
 
 def _in_a_row(head: DatasetHead, reading: Reading) -> list[Diagnostic]:
-    """Return the note of rows with several answers in a row, of those that are read here."""
+    """Return the note on rows with consecutive answers, among the rows that are read here."""
     answers = Tally()
     learns = reading.kind.learns_tokens and not reading.kind.answered
     for row, examples in head.usable(reading) if learns else ():

@@ -83,7 +83,7 @@ def find_sets(key: str, sections: tuple[Dataset, ...]) -> list[LocatedDataset]:
 
 
 def collect(steps: Iterable[Callable[[], T]]) -> list[T]:
-    """Return what each step returns. Raises DataError with the findings of all that fail."""
+    """Run all steps and return their results. Raises DataError with the findings of all that fail."""
     results: list[T] = []
     problems: list[Diagnostic] = []
     for step in steps:
@@ -125,7 +125,7 @@ def read_head(data_set: LocatedDataset, reading: Reading) -> DatasetHead:
 
 
 def _shape_of(values: Sequence[Row], section: Dataset, reading: Reading) -> Shape:
-    """Detect the shape of rows. Raises DataError, with what they nearly are."""
+    """Detect the shape of rows. Raises DataError, with the nearest shapes."""
     detect = partial(reading.kind.detect, where=section.path, requested=section.format)
     is_mapped = (role := _role_of(values)) in section.columns.values()
     if is_mapped and not reading.kind.classes:  # a class may be a role
@@ -151,7 +151,7 @@ Detect = Callable[[Sequence[Row]], Shape]
 
 
 def near_shapes(rows: Sequence[Row], detect: Detect, where: str) -> Iterator[Diagnostic]:
-    """Yield what would make ``detect`` find a shape of the rows, the likeliest first."""
+    """Yield changes with which ``detect`` would find a shape of the rows, the likeliest first."""
     names = column_names(rows)
     seen = listed(names)
     if role := _role_of(rows):
@@ -203,7 +203,7 @@ def _flat(role: str, rows: Sequence[Row], where: str) -> Diagnostic:
 
 
 def _respelt(rows: Sequence[Row], names: Sequence[str], detect: Detect) -> dict[str, str]:
-    """Return the format's columns by the file's names, if letters' case and blanks alone part them."""
+    """Map the format's columns to the file's names, if they differ only in case and blanks."""
     plain = {name: "_".join(name.replace("-", " ").lower().split()) for name in names}
     actual = {new: old for old, new in plain.items()}
     if len(actual) < len(names):
@@ -222,6 +222,6 @@ def _shape(rows: Sequence[Row], detect: Detect) -> Shape | None:
 
 
 def _plain(name: str) -> str:
-    """Return a name as YAML has it within braces."""
+    """Quote a name for YAML inside braces, if needed."""
     is_word = name.replace("_", "").isalnum() and name.isascii()
     return name if is_word else json.dumps(name, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""A look at what ``data.max_length`` does to rows, before the start: pairs that become equal, rows that are
-refused, data of which nothing is left.
+"""Check the effect of ``data.max_length`` before the start: pairs that become equal, refused rows, data sets
+without rows left.
 
-The rows are read without a tokenizer. Only those that may be lost are tokenized, as the preparation does it.
+The rows are read without a tokenizer. Only rows that may be lost are tokenized, as in the preparation.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Doubtful:
 
 
 def doubtful_sets(data: DataSection, model: ModelSection, reading: Reading) -> Iterator[Doubtful]:
-    """Yield the data sets with rows that ``data.max_length`` may end the start for.
+    """Yield the data sets with rows that ``data.max_length`` may refuse.
 
-    Those that cannot be read here, or quickly, are left to the preparation.
+    Sets that cannot be read here quickly are left to the preparation.
     """
     # No token is shorter than a byte: bytes bound tokens from above
     room = data.max_length - _written_around(model)
@@ -89,7 +89,7 @@ def _doubtful(
 
 
 def _written_around(model: ModelSection) -> int:
-    """Return the bytes that the chat template writes around a question; 0 if that is not known here."""
+    """Return the bytes that the chat template writes around a question; 0 if unknown here."""
     template = local_template(model)
     if template is None:
         return 0
@@ -124,7 +124,7 @@ def _may_be_equal(examples: Sequence[Example], length: int) -> bool:
 
 
 def _text(example: Example) -> str:
-    """Return about what a template writes of an example, in its order."""
+    """Return roughly the text that a template writes for an example."""
     return example.text or json.dumps(
         [example.tools, example.documents, example.messages], ensure_ascii=False
     )

@@ -59,7 +59,7 @@ def settle_template(
 def _check_syntax(templates: Collection[str], where: str) -> None:
     """Raise DataError if a template is not valid Jinja, or is costly already.
 
-    A template that refuses a conversation is that row's problem.
+    A template may refuse a conversation; only that row then fails.
     """
     from jinja2 import TemplateSyntaxError
 

@@ -25,14 +25,15 @@ def fingerprint(parts: Mapping[str, Json]) -> str:
 
 
 def code_version() -> JsonObject:
-    """Return what in the program determines the tokens: its version of rows, and the libraries' versions."""
+    """Return the versions that determine the tokens: of Paceline's row code, and of the libraries."""
     return {"format": FORMAT_VERSION, "source": ROWS_VERSION, **versions()}
 
 
 def definition() -> str:
     """Return ``code_version`` as text.
 
-    Fingerprints are comparable only if it is equal: another version gives the same data another fingerprint.
+    Fingerprints are comparable only if this is equal, since each version gives the same data another
+    fingerprint.
     """
     return ", ".join(f"{name} {value}" for name, value in code_version().items())
 

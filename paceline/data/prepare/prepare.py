@@ -45,9 +45,9 @@ class Prepared:
     tokenizer_path  the tokenizer as used (added tokens, final template), to be saved with the weights
     longest         length of the longest document in tokens
     train_fingerprint  fingerprint of the training data alone, independent of the evaluation set
-    special_tokens  the tokenizer's own, where it has them, and what ends an answer
+    special_tokens  the tokenizer's special tokens, and the tokens that end an answer
     definition      how fingerprints are computed: they are comparable only if it is equal
-    notes           what was assumed, left out, truncated or found to overlap; never errors
+    notes           findings about assumptions, dropped or truncated rows and overlaps; never errors
     """
 
     path: Path
@@ -136,9 +136,8 @@ def setup_of(data: DataSection, model: ModelSection, kind: RowKind) -> Setup:
 def _settled(
     store: Store, key: str, waiting: Callable[[], None], make: Callable[[], None]
 ) -> tuple[Meta, bool, str]:
-    """Return the verified data set of this key, building it if needed. Raises DataError.
-
-    Its ``meta.json``, whether it was cached, and what was wrong with a cached one.
+    """Return the verified data set of this key, building it if needed. Raises DataError. Returns its
+    ``meta.json``, whether it was cached, and the fault of a damaged one.
     """
     if not store.writable() and store.folder(key).is_dir():  # read-only cache: no locks, no repair
         return _verified(store, key), True, ""
@@ -210,7 +209,7 @@ def key_of(
 
 
 def _later_options(data: DataSection, system: str | None) -> list[Json]:
-    """Return options that keys of sets prepared without them do not have."""
+    """Return options added later, which keys of sets prepared without them lack."""
     options: JsonObject = {
         **({"default_system": system} if system else {}),
         **({"truncation": data.truncation} if data.truncation != "end" else {}),
@@ -244,7 +243,8 @@ def sets_of(data: DataSection) -> tuple[list[LocatedDataset], list[LocatedDatase
 
 
 def _identity(data_set: LocatedDataset, data: DataSection, cache_dir: Path) -> list[Json]:
-    """Return what of a data set can change its tokens: content and options, not location or weight."""
+    """Return the parts of a data set that can change its tokens: content and options, not location or
+    weight."""
     section, converter = data_set.section, converter_named(data_set.section, data.converter)
     return [
         located_digest(data_set.located, section.split, cache_dir),

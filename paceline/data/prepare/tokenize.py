@@ -57,12 +57,12 @@ class Setup:
 
     @property
     def limit(self) -> int:
-        """The most tokens of a document; of a prompt that the model answers those of the prompt alone."""
+        """The maximum tokens of a document; in rollouts, of the prompt alone."""
         return (self.max_prompt_length if self.kind.answered else None) or self.max_length
 
     @property
     def find_answers(self) -> bool:
-        """Whether where answers lie is needed and the labels do not tell it."""
+        """Whether the spans of answers are needed and the labels do not show them."""
         unlabelled = self.reading.last_answers or self.train_on == "all"
         return self.truncation == "ratio" and self.kind.learns_tokens and unlabelled
 
@@ -165,8 +165,8 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
 def _cut(
     encoder: Encoder, examples: Sequence[Example], documents: Sequence[Encoded], setup: Setup
 ) -> list[Encoded]:
-    """Return a row's documents in at most ``Setup.limit`` tokens each; a text that is read as it is keeps
-    what the tokenizer adds around it.
+    """Truncate a row's documents to ``Setup.limit`` tokens each; a text without template keeps the
+    tokenizer's special tokens.
     """
     cut, kind = truncated(documents, setup.limit, setup.truncation), setup.kind
     if kind.learns_tokens or kind.answered or len(documents) < len(examples):
@@ -178,7 +178,7 @@ def _cut(
 
 
 def encode_for(kind: RowKind, encoder: Encoder) -> Callable[[Sequence[Example]], list[Encoded | RowError]]:
-    """Return how rows of a kind are encoded: as prompts, with labels, or as they are."""
+    """Return the encoding of a kind of rows: as prompts, with labels, or as plain text."""
     if kind.answered:
         return encoder.encode_prompts
     return encoder.encode if kind.learns_tokens else encoder.encode_whole
@@ -255,7 +255,7 @@ def tokenise(setup: Setup, chunks: Iterable[Chunk], num_proc: int) -> Iterator[C
 
 @dataclass(frozen=True)
 class OpenSet:
-    """A data set whose format was detected; ``notes``: what was assumed."""
+    """A data set whose format was detected; ``notes``: its assumptions."""
 
     shape: Shape
     chunks: Iterator[Chunk]

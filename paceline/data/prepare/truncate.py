@@ -1,4 +1,4 @@
-"""What rows lose that are longer than ``data.max_length``: their end, their start, or a part of each turn."""
+"""Truncate rows that are longer than ``data.max_length``: at their end, their start, or in each turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.data.chat_template.encode import Encoded
 
 
 def truncated(documents: Sequence[Encoded], limit: int, truncation: str) -> list[Encoded]:
-    """Return a row's documents, of which each has at most ``limit`` tokens (``data.truncation``)."""
+    """Return a row's documents, each truncated to ``limit`` tokens (``data.truncation``)."""
     if all(len(document.input_ids) <= limit for document in documents):
         return list(documents)
     return [
@@ -36,7 +36,7 @@ def kept_tokens(documents: Sequence[Encoded], limit: int, truncation: str) -> li
 
 
 def _as_pair(documents: Sequence[tuple[int, int]], limit: int) -> list[NDArray[np.int64]]:
-    """Cut documents of (prompt, length) alike: their shared prompt, and the answers by the longest."""
+    """Truncate documents of (prompt, length) equally: their shared prompt, and the answers by the longest."""
     longest = max(length - prompt for prompt, length in documents)
     source, target = _shares(documents[0][0], longest, limit)
     return [
@@ -45,10 +45,10 @@ def _as_pair(documents: Sequence[tuple[int, int]], limit: int) -> list[NDArray[n
 
 
 def _by_turns(document: Encoded, turns: list[tuple[int, int, int]], limit: int) -> NDArray[np.int64]:
-    """Cut the end of each question and of its answer, as LLaMA-Factory 0.9.5 does (``infer_seqlen``).
+    """Truncate the end of each question and of its answer, as LLaMA-Factory 0.9.5 does (``infer_seqlen``).
 
-    Turn by turn, as long as tokens are left: from the last one on, if it alone has loss. An end that was
-    added stays.
+    Go through the turns while tokens are left, backwards if only the last turn has loss. Keep an added end
+    token.
     """
     left, kept = limit - document.end_added, list[NDArray[np.int64]]()
     backwards = bool(document.answers) and not document.labelled[: document.answers[-1][0]].any()
@@ -64,7 +64,8 @@ def _by_turns(document: Encoded, turns: list[tuple[int, int, int]], limit: int) 
 
 
 def _turns(document: Encoded) -> list[tuple[int, int, int]]:
-    """Return (start, where its answer begins, end) of each turn; what follows the last answer is its own."""
+    """Return (start, start of the answer, end) of each turn; text after the last answer belongs to the last
+    turn."""
     length = len(document.input_ids) - document.end_added
     runs = list(document.answers)
     if not runs:
@@ -78,7 +79,8 @@ def _turns(document: Encoded) -> list[tuple[int, int, int]]:
 
 
 def _shares(source: int, target: int, limit: int) -> tuple[int, int]:
-    """Return how many tokens of a question and of its answer are kept: LLaMA-Factory's ``infer_seqlen``."""
+    """Return the numbers of tokens to keep of a question and of its answer: LLaMA-Factory's
+    ``infer_seqlen``."""
     if target * 2 < limit:
         most = limit
     elif source * 2 < limit:

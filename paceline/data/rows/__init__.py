@@ -1,1 +1,1 @@
-"""What a row is: formats, messages, tool calls, and what is wrong with one."""
+"""Rows: formats, messages, tool calls, and errors of rows."""

@@ -1,4 +1,4 @@
-"""Convert a row of any format to examples, or report what would be lost of it."""
+"""Convert a row of any format to examples, or report the fields that would be lost."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ HARMLESS = frozenset(
 class Reading:
     """How rows are read: ``train_on``, ``strict``, ``converter`` and ``default_system`` as in the config.
 
-    ``kind``: of row. ``last_answers``: of a conversation those after the last question alone are learnt.
-    ``answers_only``: the config itself asks for loss on the answers alone, so that rows must have answers.
-    ``query_prompt``, ``document_prompt``: what is put before queries and documents.
+    ``kind``: the kind of rows. ``last_answers``: only answers after the last question have loss.
+    ``answers_only``: the config asks for loss on answers only, so rows must have answers. ``query_prompt``,
+    ``document_prompt``: texts put before queries and documents.
     """
 
     train_on: str = "assistant"
@@ -120,7 +120,7 @@ class Reading:
 
     @classmethod
     def of(cls, data: DataSection, kind: RowKind) -> Reading:
-        """Return how rows of this kind are read under a config's ``data``."""
+        """Return the reading of this kind of rows for a config's ``data``."""
         train_on = "all" if data.train_on == "all" else "assistant"
         last, prompts = data.train_on == "last", (data.query_prompt, data.document_prompt)
         answers_only = last or data.train_on == "assistant"
@@ -128,7 +128,7 @@ class Reading:
         return cls(train_on, kind, data.strict, data.converter, answers_only, *own)
 
     def refuses(self, shape: Shape) -> bool:
-        """Whether rows of this shape have no answer, though the loss is asked for on answers alone."""
+        """Whether rows of this shape lack the answers that ``answers_only`` needs."""
         learns = self.kind.trained_tokens(self.train_on) == "assistant" and not self.kind.answered
         return self.answers_only and learns and shape.format == "text"
 
@@ -168,25 +168,25 @@ class RowReader:
             return Problem(error.reason, where, error.detail)
 
     def read_raw(self, row: RawRow) -> tuple[Example, ...] | Problem:
-        """Return the examples of a row, or the problem, also of one that could not be read at all."""
+        """Return the examples of a row, or the problem, which may be that the row could not be read."""
         if row.value is None:
             return Problem(row.reason, row.where, row.detail)
         return self.read(row.value, row.where)
 
     def usable(self, rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, tuple[Example, ...]]]:
-        """Yield the rows that have examples, and these."""
+        """Yield each usable row with its examples."""
         for row in rows:
             examples = self.read_raw(row)
             if not isinstance(examples, Problem):
                 yield row, examples
 
     def count(self, names: Iterable[str], where: str) -> None:
-        """Count a row for each of the fields that took no part."""
+        """Count a row for each of its unused fields."""
         for name in names:
             self.unread.setdefault(name, Tally()).add(where)
 
     def _find_lost(self, row: Row, where: str) -> dict[str, str]:
-        """Return what would be lost of this row, each reason once; count its other unread fields."""
+        """Return the fields whose loss matters, each reason once; count the other unread fields."""
         lost: dict[str, str] = {}
         unread: dict[str, None] = {}
         keeps_rows = self._kind.keeps_rows  # for a reward function: all columns are read
@@ -250,7 +250,7 @@ class RowReader:
         unread |= dict.fromkeys(f"{column}[].{name}" for name in idle)
 
     def _is_read(self, name: str, full: Sequence[str]) -> bool:
-        """Whether a turn's field is read: of several with one meaning, the first is."""
+        """Whether a turn's field is read; of several with the same meaning only the first is."""
         if not self._weighs and name in (*messages.WEIGHTS, *messages.TRAINS):
             return False
         for group in (messages.REASONING, messages.CALL_FIELDS):
@@ -279,13 +279,13 @@ def with_system(example: Example, text: str | None) -> Example:
 
 
 def learning_last(example: Example) -> Example:
-    """Return a conversation of which the answers after the last question, or result of a tool, have loss."""
+    """Return a conversation with loss only on answers after the last question or tool result."""
     questions = [n for n, turn in enumerate(example.messages) if turn["role"] in ("user", "tool")]
     return replace(example, learn_from=max(example.learn_from, questions[-1] + 1)) if questions else example
 
 
 def answers_in_a_row(examples: Iterable[Example]) -> bool:
-    """Whether a conversation has two answers with loss in a row: often a ranking that was put in as turns."""
+    """Whether a conversation has two consecutive answers with loss: often a ranking written as turns."""
     return any(
         all(turn["role"] == "assistant" and turn.get("trained", True) for turn in pair)
         and "tool_calls" not in pair[0]
@@ -295,5 +295,5 @@ def answers_in_a_row(examples: Iterable[Example]) -> bool:
 
 
 def is_harmless(name: str) -> bool:
-    """Whether a field, of a row or of a turn (``messages[].id``), says nothing of the text."""
+    """Whether a field of a row or of a turn (``messages[].id``) is only metadata."""
     return name.rpartition(".")[2] in HARMLESS

@@ -48,7 +48,7 @@ PAIRS: tuple[tuple[str, str], ...] = (
 class Shape:
     """How to read a row: its format, and the file's name for each column of the format.
 
-    ``note``: what was assumed.
+    ``note``: its assumptions.
     """
 
     format: str
@@ -100,7 +100,7 @@ def column_names(rows: Sequence[Row]) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names of columns as messages show them."""
+    """Return column names as text for messages."""
     return f"columns {', '.join(names) or 'none'}"
 
 
@@ -146,7 +146,7 @@ def check_mapping(
 ) -> None:
     """Raise DataError, ``wrong``, if ``columns:`` has unknown names.
 
-    Those on the left must be ``readable``, those on the right ``columns`` of the file. The hint names the
+    Names on the left must be ``readable``, names on the right ``columns`` of the file. The hint names the
     nearest ones, if each has one.
     """
     missing = [n for n in mapping if n not in readable] + [n for n in mapping.values() if n not in columns]
@@ -238,7 +238,7 @@ _TURN_COLUMNS = ("messages", "conversations", "conversation", "dialog", "dialogu
 
 
 def _other_shape(value: Cell) -> str:
-    """Say what stands where a list of turns should; empty for such a list, and for nothing."""
+    """Describe a value that should be a list of turns; empty for such a list, and for no value."""
     if isinstance(value, list):
         kinds = {kind_of_value(item) for item in value if not isinstance(item, Mapping)}
         return f"a list with {min(kinds)}" if kinds else ""
@@ -256,7 +256,7 @@ def _missing(
 
 
 def _unknown(names: Sequence[str], where: str, rows: Sequence[Row], columns: Mapping[str, str]) -> Diagnostic:
-    """Say why no format fits: pairs, another separator, turns with other keys; else name the formats."""
+    """Explain why no format fits: pairs, another separator, turns with other keys; else list the formats."""
     if {"chosen", "rejected"} <= set(names):
         return codes.DATA_FORMAT_PREFERENCE(where, listed(names))
     if len(names) == 1 and (mark := next((m for m in ";|\t" if m in names[0]), "")):
@@ -330,7 +330,7 @@ def _prompt_completion(row: Row, columns: Mapping[str, str]) -> Example:
 
 
 def _turns(row: Row, columns: Mapping[str, str], *, column: str, role_key: str, text_key: str) -> Example:
-    """Read turns, behind the one of the column ``system``, which may repeat the first."""
+    """Read the turns, after the system turn of the column ``system``, which may repeat the first."""
     name = columns[column]
     turns = turns_of(with_listed(row.get(name), row, name), role_key, text_key)
     system = system_of(row, columns)

@@ -1,8 +1,8 @@
-"""Turns of conversations in all published spellings, as the messages that chat templates read.
+"""Convert turns of conversations, in all published spellings, to messages for chat templates.
 
-A message has ``role`` and ``content``, and what the row gives of ``reasoning_content``, ``tool_calls``,
-``tool_call_id`` and ``name``. OpenAI's, ShareGPT's, LLaMA-Factory's and ms-swift's ways to write calls of
-tools become ``tool_calls``.
+A message has ``role`` and ``content``, and, if the row has them, ``reasoning_content``, ``tool_calls``,
+``tool_call_id`` and ``name``. Tool calls in OpenAI's, ShareGPT's, LLaMA-Factory's and ms-swift's formats
+become ``tool_calls``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from paceline.data.sources.json_rows import parse_row
 
 
 class Message(TypedDict, total=False):
-    """A turn. ``trained``: whether the row itself says that the turn has loss, or has none; ``input``: an
-    Alpaca row's input, the end of the content, for templates that write it apart.
+    """A turn. ``trained``: whether the turn has loss, if the row sets it. ``input``: an Alpaca row's input at
+    the end of the content, for templates that write it separately.
     """
 
     role: Required[str]
@@ -75,7 +75,7 @@ _KEY = re.compile(r"""(["'])(role|from|content|value|tool_calls)\1\s*:""")
 def with_listed(turns: Cell, row: Row, column: str) -> Cell:
     """Return turns, each with its item of the row's lists (``loss_mask: [0, 1]``).
 
-    Raises RowError where a list does not have one item a turn, or a turn itself says otherwise.
+    Raises RowError if a list does not have one item per turn, or contradicts a turn's own value.
     """
     for name in TURN_LISTS:
         values = row.get(name)
@@ -138,12 +138,12 @@ def turns_of_any(turns: Cell) -> list[Message]:
 
 
 def is_struct_of_lists(value: Cell) -> bool:
-    """Whether it is what ``datasets`` writes for ``Sequence({"role": …, "content": …})``."""
+    """Whether a value is the form that ``datasets`` writes for ``Sequence({"role": …, "content": …})``."""
     return isinstance(value, Mapping) and bool(value) and all(isinstance(v, list) for v in value.values())
 
 
 def kind_of_value(value: Cell) -> str:
-    """Say what a value is that should be turns, or one of them."""
+    """Describe a value that should be turns, or one turn."""
     if is_struct_of_lists(value):
         return "an object of lists"
     if isinstance(value, Mapping):
@@ -167,7 +167,7 @@ def turns_or_text(value: Cell, name: str, role: str) -> list[Message]:
 
 
 def is_list_of_texts(value: Cell) -> bool:
-    """Whether a cell has texts where turns would have roles: a ranking of answers, for one."""
+    """Whether a cell is a list of texts in place of turns, such as a ranking of answers."""
     return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 
@@ -208,12 +208,12 @@ def _content(value: Cell, name: str) -> tuple[str, str]:
 
 
 def thought_in(part: Row) -> tuple[str, Cell]:
-    """Return the field of a part of reasoning that holds it, and its value."""
+    """Return the field of a reasoning part that holds the text, and its value."""
     return next(((k, part[k]) for k in (str(part["type"]), "text", "content") if part.get(k)), ("text", ""))
 
 
 def _trained(turn: Row, role: str, number: int) -> bool | None:
-    """Return whether the turn says that it has loss; None if it does not say."""
+    """Return whether the turn has loss; None if it does not set this."""
     fields: dict[bool, str] = {}  # the last field that says so
     for name in (*WEIGHTS, *TRAINS):
         value = turn.get(name)
@@ -229,7 +229,7 @@ def _trained(turn: Row, role: str, number: int) -> bool | None:
 
 
 def is_answer(turn: Cell) -> bool:
-    """Whether a turn as a row has it is the assistant's."""
+    """Whether a raw turn is the assistant's."""
     role = turn.get("role", turn.get("from")) if isinstance(turn, Mapping) else None
     return ROLE_NAMES.get(str(role)) == "assistant"
 
@@ -292,19 +292,17 @@ def unread_in_calls(value: Cell) -> Iterator[str]:
 
 
 def _arguments_field(function: Mapping[str, Cell]) -> str:
-    """Return the field with the arguments: of both, the first that says something."""
+    """Return the first non-empty field with the arguments."""
     return next((name for name in _ARGUMENTS if not is_empty(function.get(name))), _ARGUMENTS[0])
 
 
 def _full(fields: Mapping[str, Cell], read: tuple[str, ...]) -> list[str]:
-    """Return the fields that say something, without those that are ``read``."""
+    """Return the non-empty fields that are not in ``read``."""
     return [name for name, value in fields.items() if name not in read and not is_empty(value)]
 
 
 def parsed_turns(rows: Iterable[RawRow], mapping: Mapping[str, str]) -> Iterator[RawRow]:
-    """Yield the rows with turns in place of texts that are turns; a text that begins like turns and is none
-    is reported.
-    """
+    """Yield the rows with JSON texts of turns parsed; report an invalid text that begins like turns."""
     names = (*_COLUMNS, *mapping.values())
     for row in rows:
         if row.value is None:

@@ -1,4 +1,4 @@
-"""Rows that cannot be used: why, where, how many. Every dropped row is counted here."""
+"""Unusable rows: reasons, places, numbers. Every dropped row is counted here."""
 
 from __future__ import annotations
 
@@ -296,9 +296,9 @@ class CountsJson(TypedDict):
 
 @dataclass
 class PrepareCounts:
-    """What happened to every row that was read: rows_read = rows_used + all skipped.
+    """The fate of every row that was read: rows_read = rows_used + all skipped.
 
-    ``set_aside``: rows by the name of a field that says nothing of the text (``fields.HARMLESS``).
+    ``set_aside``: metadata field (``fields.HARMLESS``) → number of rows.
     """
 
     rows_read: int = 0
@@ -366,7 +366,7 @@ class PrepareCounts:
 
 
 def fields_unread(unread: Mapping[str, Tally], where: str) -> list[Diagnostic]:
-    """Return one note that names every unread field, with its number of rows and the first of them."""
+    """Return one note on all unread fields, each with its number of rows and the first of them."""
     if not unread:
         return []
     most = sorted(unread.items(), key=lambda item: (-item[1].count, item[0]))
@@ -380,7 +380,7 @@ def fields_unread(unread: Mapping[str, Tally], where: str) -> list[Diagnostic]:
 
 
 def in_a_row(answers: Tally, where: str, of: str) -> list[Diagnostic]:
-    """Return the note of rows with several answers in a row; ``of`` says which rows were read."""
+    """Return the note on rows with consecutive answers; ``of`` describes the rows that were read."""
     if not answers.count:
         return []
     rows = f"{answers.count:,} of {of} rows"
@@ -389,14 +389,16 @@ def in_a_row(answers: Tally, where: str, of: str) -> list[Diagnostic]:
 
 
 def refuses(reason: str, on_bad_row: str, on_too_long: str) -> bool:
-    """Whether rows that cannot be used for this reason end what reads them, or are counted and left out."""
+    """Whether rows that are unusable for this reason are an error; otherwise they are counted and left
+    out."""
     if reason in (ALWAYS_REFUSED, CONVERTED_AWAY):
         return reason == ALWAYS_REFUSED
     return (on_too_long if reason in LENGTH_REASONS else on_bad_row) == "refuse"
 
 
 def refusal(problems: Mapping[str, Tally], rows_read: int, of: str = "") -> tuple[Diagnostic, ...]:
-    """Return the errors of refused rows, one per reason; ``of`` says which rows were read (empty: all)."""
+    """Return the errors of refused rows, one per reason; ``of`` describes the rows that were read (empty:
+    all)."""
     return tuple(
         _finding(reason, tally, "refused", Severity.ERROR, rows_read, of)
         for reason, tally in problems.items()

@@ -1,4 +1,4 @@
-"""What a row gives the chat template besides its turns: tools, documents, and the template's own options."""
+"""A row's inputs for the chat template besides turns: tools, documents, and template options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = frozenset({*TOOLS, DOCUMENTS, KWARGS})
 
 
 def is_read(name: str, value: Cell) -> bool:
-    """Whether a column is one that conversations may have, with a value of its kind."""
+    """Whether a column is tools, documents or options, with a value of the right type."""
     if name == DOCUMENTS:
         return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
     return name in COLUMNS
@@ -42,7 +42,7 @@ def with_beside(example: Example, row: Row) -> Example:
 def tools_of(value: Cell, name: str) -> tuple[JsonObject, ...]:
     """Return JSON schemas ``{"type": "function", "function": {…}}``; a bare function is wrapped.
 
-    Nulls, which a table's schema puts where a tool has no such field, are left out (but for defaults).
+    Nulls, with which a table's schema fills missing fields, are left out (except defaults).
     Raises RowError.
     """
     tools: list[JsonObject] = []
@@ -58,7 +58,7 @@ def tools_of(value: Cell, name: str) -> tuple[JsonObject, ...]:
 
 
 def _objects(value: Cell, name: str) -> tuple[JsonObject, ...]:
-    """Return a list of objects, given as such, as one object, or as JSON text of either."""
+    """Return a list of objects from a list, one object, or JSON text of either."""
     parsed = _parsed(value, name)
     items = [_parsed(item, name) for item in (parsed if isinstance(parsed, list) else [parsed])]
     objects = tuple(item for item in items if isinstance(item, dict))
@@ -85,7 +85,7 @@ def _parsed(value: Cell | Json, name: str) -> Json:
 
 
 def _declared(schema: JsonObject) -> JsonObject:
-    """Return a schema without keys that are null, but for ``default``, and without objects of nulls alone."""
+    """Return a schema without null keys (except ``default``) and without objects of nulls only."""
 
     def declared(value: Json) -> Json:
         if isinstance(value, list):
@@ -100,7 +100,7 @@ def _declared(schema: JsonObject) -> JsonObject:
 
 
 def _without_filled(message: Message, tools: tuple[JsonObject, ...]) -> Message:
-    """Leave out null arguments that the called tool does not have: a table's schema put them there."""
+    """Remove null arguments that the called tool does not have: a table's schema added them."""
     if not message.get("tool_calls"):
         return message
     parameters = {str(function.get("name")): function.get("parameters") for function in map(_function, tools)}

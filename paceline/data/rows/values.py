@@ -1,4 +1,4 @@
-"""Values of rows: what JSON, Parquet and the datasets library hold, and how they become text or JSON."""
+"""Values of rows, from JSON, Parquet and the datasets library, and their conversion to text or JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RowError(Exception):
 
 
 def replaced(row: Mapping[str, Cell], texts: Mapping[str, str]) -> dict[str, Cell]:
-    """Return a row with these texts replaced in all of its own."""
+    """Return a row with these texts replaced in all its texts."""
     return {name: _replaced(value, texts) for name, value in row.items()}
 
 
@@ -59,7 +59,7 @@ def _replaced(value: Cell, texts: Mapping[str, str]) -> Cell:
 
 
 def is_empty(value: Cell) -> bool:
-    """Whether a field is absent, blank, or all its parts are (Parquet fills all fields of a struct)."""
+    """Whether a field is absent or blank, or all its parts are (Parquet fills all fields of a struct)."""
     if value is None:
         return True
     if isinstance(value, str):
@@ -70,7 +70,8 @@ def is_empty(value: Cell) -> bool:
 
 
 def is_null(value: Cell) -> bool:
-    """Whether a value is null, or an object of nulls alone, as a table's schema writes what is absent."""
+    """Whether a value is null, or an object of nulls only, with which a table's schema fills missing
+    fields."""
     if isinstance(value, Mapping):
         return bool(value) and all(is_null(item) for item in value.values())
     return value is None
@@ -79,7 +80,7 @@ def is_null(value: Cell) -> bool:
 def without_filled(row: dict[str, Cell]) -> dict[str, Cell]:
     """Return a row of a table without the nulls that the table's schema puts into structs.
 
-    Those of a turn, a tool or a document itself are kept: no reader tells them from nothing.
+    Nulls in a turn, a tool or a document are kept: readers treat them as missing.
     """
     nested = (list, dict)
     return {name: _unfilled(item, 0) if isinstance(item, nested) else item for name, item in row.items()}

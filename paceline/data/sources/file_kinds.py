@@ -1,4 +1,4 @@
-"""Files of rows by their names: which kind they are, how they are compressed, and so how they are opened."""
+"""Recognise files of rows by name: their format and compression; and open them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def kind_of(file: Path) -> str | None:
 
 
 def kinds_in(name: str) -> set[str]:
-    """Return all kinds that any part of a name says: two of ``a.csv.json``, one of ``a.json.bak``."""
+    """Return the kinds of all suffixes in a name: two for ``a.csv.json``, one for ``a.json.bak``."""
     return {kind for part in name.lower().split(".")[1:] if (kind := SUFFIXES.get(f".{part}"))}
 
 
@@ -96,7 +96,7 @@ _UNPACK: Mapping[str, Callable[[BinaryIO], io.BufferedReader]] = {
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Raise a DataError in place of what opening and reading a file raises, damaged compressed ones too."""
+    """Inside, errors of opening and reading a file become DataErrors, also for damaged compressed files."""
     try:
         yield
     except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:

@@ -27,7 +27,7 @@ class Located:
 
     ``kind``: ``files`` (read by ``readers``), ``saved`` (a ``datasets.save_to_disk`` directory), ``hub``, or
     ``own`` (``module:function``);
-    ``note``: which files were left out.
+    ``note``: the files that were left out.
     """
 
     kind: str
@@ -60,7 +60,7 @@ def locate(path: str, split: str, name: str | None = None) -> Located:
 
 
 def is_own(path: str) -> bool:
-    """Whether a path is no file's, but the ``module:function`` that gives rows."""
+    """Whether a path is not a file but a ``module:function`` that returns rows."""
     return _OWN.fullmatch(path) is not None and not Path(path).exists()
 
 
@@ -113,7 +113,7 @@ def _folder(folder: Path, split: str, name: str | None) -> Located:
 
 
 def _check_whole(path: str, split: str, name: str | None, kind: str) -> None:
-    """Refuse a configuration, and a split of what has but one, as ``datasets`` calls it: ``train``.
+    """Refuse ``name:``, and any ``split:`` but ``train``, for a source with a single split.
 
     Raises DataError.
     """

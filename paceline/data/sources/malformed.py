@@ -1,4 +1,4 @@
-"""Files that are not of the format that their name says, or only nearly.
+"""Find files whose content does not match the format in their name.
 
 JSON in a .txt file would be trained on with its braces and keys.
 """
@@ -27,9 +27,7 @@ _HEADERS = (
 
 
 def objects_over_lines(file: Path) -> Diagnostic | None:
-    """Return the finding about objects in sequence, of which the first takes several lines; None for any
-    other text.
-    """
+    """Return the finding about consecutive JSON objects that span several lines; None for any other text."""
     with open_rows(file) as stream:
         text = stream.read(_FIRST_OBJECT).lstrip()
     try:
@@ -118,7 +116,7 @@ def _is_object(line: str) -> bool:
 
 
 def frame_orientation(value: Cell) -> str:
-    """Return the ``orient`` with which pandas' ``DataFrame.to_json`` writes such an object; "" for a row."""
+    """Return the ``orient`` of an object written by pandas' ``DataFrame.to_json``; "" for a row."""
     if not isinstance(value, dict) or not value:
         return ""
     if isinstance(value.get("data"), list):

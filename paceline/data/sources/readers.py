@@ -83,7 +83,7 @@ def _not_utf8(file: Path, line: int, exc: UnicodeDecodeError) -> DataError:
 
 
 def _charset(file: Path, text: bytes) -> str:
-    """Return what a file's first bytes say of its encoding, else one that can read ``text``."""
+    """Return the encoding from a file's first bytes, else one that can decode ``text``."""
     with open_file(file) as stream:
         if stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "UTF-16"
@@ -177,7 +177,8 @@ def _jsonl(file: Path) -> Iterator[RawRow]:
 
 
 def _no_line_is_json(file: Path, lines: int, first: str) -> Diagnostic:
-    """Return the finding about a file whose first lines are no JSON; ``first``: the first, and why."""
+    """Return the finding about a file whose first lines are not JSON; ``first``: the first line and its
+    error."""
     return objects_over_lines(file) or codes.DATA_NOT_JSON(
         "no line of the file is JSON",
         f"{file}:1",
@@ -230,7 +231,7 @@ def _not_json(file: Path, line: int, shown: str, exc: Exception) -> Diagnostic:
 
 
 def _json(file: Path) -> Iterator[RawRow]:
-    """Read a .json file: a list of objects, or JSON lines, which the first character tells apart."""
+    """Read a .json file: a list of objects or JSON lines, by its first character."""
     first = next(_lines(file), None)
     if first is None:
         raise DataError(
@@ -340,7 +341,7 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[RawRow]:
 
 
 def _each_once(names: Sequence[str], where: str) -> None:
-    """Raise DataError for a name that two columns have: only one of them would be read."""
+    """Raise DataError if two columns have the same name, since only one would be read."""
     for name in names:
         if names.count(name) > 1:
             columns = ", ".join(column[:60] for column in names)
@@ -403,7 +404,7 @@ class _TableRows:
 
 @contextmanager
 def _table_errors(file: Path, code: Callable[[str, str], Diagnostic]) -> Iterator[_TableRows]:
-    """Yield the rows' counter; raise a DataError, with the row, in place of what reading a table raises."""
+    """Yield a counter of rows; turn errors of reading a table into a DataError with the row's number."""
     import pyarrow as pa
 
     table = _TableRows(str(file))

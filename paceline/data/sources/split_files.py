@@ -1,8 +1,8 @@
 """The files of one split of a folder: those that ``datasets.load_dataset(folder)`` reads, in its order.
 
-README's ``configs:`` decides (``card``); without one the names ``data/NAME-00000-of-00001.*``, then names of
-folders, then names of files. Paceline refuses a folder where ``datasets`` would read a file twice, leave out
-rows of another type, or train on a test file.
+The README's ``configs:`` decides (``card``); else the names ``data/NAME-00000-of-00001.*``, then folder
+names, then file names. Paceline refuses a folder where ``datasets`` would read a file twice, leave out rows
+of another type, or train on a test file.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _chosen(card: DatasetCard, name: str | None, folder: Path) -> FolderConfig:
 
 
 def _by_names(paths: Sequence[str], folder: Path) -> dict[str, list[str]]:
-    """Return the patterns of each split that the names of files and folders say."""
+    """Return the patterns of each split, from the names of files and folders."""
     sharded = {match[1] for path in paths if (match := _SHARD.fullmatch(path))}
     if sharded:
         in_order = [*(split for split in KEYWORDS if split in sharded), *sorted(sharded - KEYWORDS.keys())]
@@ -197,7 +197,7 @@ def _is_text_first(paths: Sequence[str]) -> bool:
 
 
 def _is_clear(file: Path) -> bool:
-    """Whether a name says that a file has rows of one type, or that it has none."""
+    """Whether a name shows that a file has rows of one type, or none."""
     kind = kind_of(file)
     if kind is None:
         return not kinds_in(file.name) and file.suffix.lower() not in _ARCHIVES
@@ -210,7 +210,7 @@ def readable() -> str:
 
 
 def _check_names(folder: Path, files: Sequence[str], split: str) -> None:
-    """Raise DataError for files whose names say another split than the one that they would be read as."""
+    """Raise DataError for files whose names belong to another split than the one requested."""
     words = {path: set(re.split(r"[-._ 0-9/]+", path.lower())) for path in files}
     splits_of = {
         path: sorted(
@@ -271,7 +271,7 @@ class DatasetCard:
 
 
 def read_card(folder: Path) -> DatasetCard:
-    """Return what the README of a folder says of its files. Raises DataError if that cannot be read."""
+    """Return the configurations in a folder's README. Raises DataError if they cannot be read."""
     content: dict[str, Json] = {}
     where = ""
     for file in (folder / name for name in CARDS):
@@ -318,7 +318,7 @@ def _content(file: Path) -> JsonObject:
 
 
 def _described(content: JsonObject, folder_configs: Mapping[str, FolderConfig]) -> str | None:
-    """Return the only configuration that ``dataset_info`` describes, if it is one of those named."""
+    """Return the only configuration in ``dataset_info``, if it is in ``folder_configs``."""
     infos = content.get("dataset_info")
     infos = infos if isinstance(infos, list) else [infos]
     names = [str(info.get("config_name", "default")) for info in infos if isinstance(info, dict)]
@@ -326,7 +326,7 @@ def _described(content: JsonObject, folder_configs: Mapping[str, FolderConfig]) 
 
 
 def _config(config: JsonObject, where: str) -> FolderConfig:
-    """Return one configuration. Raises DataError for files that this does not read."""
+    """Return one configuration. Raises DataError for unsupported files."""
     if unread := sorted(set(config) - _READ):
         raise _wrong(
             where,
@@ -361,7 +361,7 @@ def _patterns(value: Json, where: str) -> list[str]:
 
 
 def _inside(path: str, where: str) -> str:
-    """Return a path without empty parts. Raises DataError for one that leads out of the folder."""
+    """Return a path without empty parts. Raises DataError for a path outside of the folder."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith(("/", "~")) or ".." in parts or "://" in path or "\\" in path:
         raise _wrong(where, "a path leads out of the folder", path[:100], "name the files in the config")

@@ -1,5 +1,6 @@
-"""Rows from the user's code: a function that returns them, and a converter. The function stands in place of a
-path, as ``module:function``. The converter gets every row of a data set before its format is detected.
+"""Rows from the user's code: a function that returns them, and a converter. The config names the function in
+place of a path, as ``module:function``. The converter gets every row of a data set before its format is
+detected.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def converted(rows: Iterator[RawRow], name: str) -> Iterator[RawRow]:
 
 
 def _checked(value: Mapping[str, Cell], wrong: RawRow) -> RawRow:
-    """Return the row ``value``; ``wrong`` with the first thing in it that no row holds, if there is one."""
+    """Return the row ``value``; raise the error of ``wrong`` for the first value that a row cannot hold."""
     for key, item in value.items():
         if not isinstance(key, str) or not _is_cell(item):
             return wrong._replace(detail=f"{key!r} is {type(item).__name__}"[:100])

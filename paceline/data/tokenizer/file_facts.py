@@ -1,4 +1,4 @@
-"""What a tokenizer's files show without loading it: half a second of reading, no import of torch."""
+"""Facts from a tokenizer's files without loading it: half a second of reading, no import of torch."""
 
 from __future__ import annotations
 

@@ -187,7 +187,8 @@ def open_tokenizer(spec: TokenizerSpec) -> PreTrainedTokenizerBase:
 
 
 def _name_special(tokenizer: PreTrainedTokenizerBase, tokens: Mapping[str, str]) -> None:
-    """Give the tokenizer these special tokens; what it writes around texts follows, where its class can."""
+    """Set the tokenizer's special tokens; tokens that it adds around texts change too, if its class supports
+    that."""
     from transformers import AddedToken
 
     for name, text in tokens.items():

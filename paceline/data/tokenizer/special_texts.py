@@ -1,7 +1,7 @@
-"""The special tokens of a tokenizer as texts: what no written answer shows.
+"""The special tokens of a tokenizer as texts, which generated text never shows.
 
-Every way that writes an answer leaves them out (``skip_special_tokens``), as vLLM's server does by default
-and TRL does for rewards. An expected answer is compared without them, too.
+All decoding of answers skips them (``skip_special_tokens``), as vLLM's server does by default and TRL does
+for rewards. Expected answers are also compared without them.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class SpecialTexts:
         return list(dict.fromkeys(self._any.findall(text)))
 
     def removed_from(self, text: str) -> str:
-        """Return ``text`` as an answer shows it."""
+        """Return ``text`` without special tokens."""
         return self._any.sub("", text)
 
 
 def special_texts(tokenizer: PreTrainedTokenizerBase) -> SpecialTexts:
-    """Return what ``tokenizer.decode`` with ``skip_special_tokens`` leaves out."""
+    """Return the tokens that ``tokenizer.decode`` skips with ``skip_special_tokens``."""
     added = tokenizer.added_tokens_decoder.values()
     return SpecialTexts(token.content for token in added if token.special)
 
 
 def inner_texts(tokenizer: PreTrainedTokenizerBase) -> SpecialTexts:
-    """Return those of ``special_texts`` that neither begin, end nor pad a text."""
+    """Return the ``special_texts`` that neither begin, end nor pad a text."""
     marks = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token}
     return SpecialTexts(special_texts(tokenizer).tokens - marks)
 

@@ -1,4 +1,4 @@
-"""What is to be evaluated or generated, as JSON between the command line and the process that does it."""
+"""An evaluation or generation job, sent as JSON from the command line to the process that runs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class EvaluationJob:
     models       runs, checkpoints or Hugging Face folders
     data         the data set: a section of ``data.train``
     overrides    ``key=value`` of the sections data, generation and model
-    checkpoints  which of a run's: result, latest, best, all or step-N
+    checkpoints  a run's checkpoints: result, latest, best, all or step-N
     losses       whether losses are computed
     metrics      names of metrics of generated answers
     samples      answers a row

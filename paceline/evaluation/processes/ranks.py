@@ -1,4 +1,4 @@
-"""The processes of an evaluation: this one alone, or several that need not meet."""
+"""Start the processes of an evaluation: this one alone, or several without a process group."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _LEAVE_SECONDS = 2.0
 
 
 def number_of_ranks(requested: int | None, batches: int | None = None) -> int:
-    """Return how many processes compute so many batches (None: all share one model): as requested, else one a
-    GPU, or one on a CPU.
+    """Return the number of processes for ``batches`` batches (None: all share one model): as requested, else
+    one a GPU, or one on a CPU.
     """
     here = torch.accelerator.device_count() if torch.accelerator.is_available() else 1
     return max(1, requested or here if batches is None else min(requested or here, batches))
@@ -53,8 +53,8 @@ def run_ranks(
     module: str, arguments: list[str], world_size: int, *, meets: bool, talks: bool = False
 ) -> tuple[int, int] | None:
     """Run a module in each process, with rank and world size behind its arguments. Return (rank, exit code)
-    of the first process that fails, None if none fails. ``meets``: they share a model; ``talks``: the first
-    one has the terminal, and what a user types, Ctrl-C as well, reaches it alone.
+    of the first process that fails, None if none fails. ``meets``: they share a model; ``talks``: only the
+    first one gets the terminal, the user's input and Ctrl-C.
     """
     here = current()
     environ = {**here, **import_path(here), **thread_count(here, os.cpu_count() or 1, world_size)}
@@ -86,7 +86,7 @@ def run_ranks(
 
 
 def failure(failed: int, code: int, world_size: int) -> PacelineError:
-    """Return the error that says which process ended and how."""
+    """Return the error for the process that failed, with how it ended."""
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     if code == ExitCode.PEER_FAILED:
         how = "lost its connection to another one"
@@ -110,9 +110,9 @@ def meeting_environment(rank: int, world_size: int, port: int) -> dict[str, str]
 
 
 def _first_failure(ranks: list[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for all ranks, or for the first that fails; return its number. The others are still running.
+    """Wait for all ranks, or for the first that fails; return that one's number while others still run.
 
-    One that has lost another (PEER_FAILED) is not it: the other is about to end, too.
+    A rank that lost another one (PEER_FAILED) does not count: that other one is about to end, too.
     """
     deadline = None
     while True:

@@ -1,7 +1,7 @@
 """A model shared among the processes of an evaluation, for one that is larger than a card.
 
 All processes compute the same rows, each with its part of the model: ``tp`` divides heads and columns,
-``fsdp`` gathers one layer after the other. The first one's results are kept.
+``fsdp`` gathers the layers in turn. The first process's results are kept.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def open_world(device: str) -> World:
 
 
 def check_shareable(folder: Path, strategy: str, world_size: int) -> None:
-    """Raise ConfigError for a Hugging Face folder whose model so many processes cannot share."""
+    """Raise ConfigError for a Hugging Face folder whose model cannot be shared by ``world_size``
+    processes."""
     if (folder / "adapter_config.json").is_file():
         message = "an adapter lies beside this model: processes that share it would leave it out"
         remedy = "merge it into the model (merge_and_unload of peft), or --strategy copies"

@@ -1,6 +1,6 @@
 """A folder with the work of an evaluation: rows as tokens, settings, and what each process has done.
 
-Rows are computed in fixed batches of consecutive rows: So every number and every answer is the same on any
+Rows are computed in fixed batches of consecutive rows. So every number and every answer is the same on any
 number of processes. Each of n processes takes every n-th batch and appends a line for it to its own file. So
 finished batches survive a kill.
 """
@@ -81,9 +81,9 @@ class WorkFolder:
         return self.folder / f"{task}-{rank:05d}-of-{world_size:05d}.jsonl"
 
     def done(self, task: str) -> dict[int, list[Json]]:
-        """Return what is done: the results of a batch's rows by the batch's number.
+        """Return the finished batches: number → the results of its rows.
 
-        A line that a killed process did not finish counts for nothing.
+        An unfinished line of a killed process is ignored.
         """
         by_batch: dict[int, list[Json]] = {}
         for path in sorted(self.folder.glob(f"{task}-*-of-*.jsonl")):

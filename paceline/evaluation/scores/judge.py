@@ -1,4 +1,4 @@
-"""A model that scores answers: it is shown question, expected answer and answer, and writes ``Score: N``."""
+"""A model that scores answers: it reads question, expected answer and answer, and writes ``Score: N``."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ Say briefly what is right and wrong, and end with a line "Score: N", where N is 
 
 
 def judge_prompt(job: EvaluationJob) -> str:
-    """Return the text that the judge is shown. Raises ConfigError if it lacks the answer."""
+    """Return the judge's prompt template. Raises ConfigError if it lacks the answer."""
     if job.judge_prompt is None:
         return PROMPT
     try:

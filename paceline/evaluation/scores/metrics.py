@@ -1,10 +1,10 @@
 """Metrics of a generated answer against an expected one, by name. Standard library; some need a package.
 
-``per_answer`` metrics give a number for each answer, whose mean is reported; ``corpus`` ones one for all.
-Other people's code may be slow: it runs in a child process, with a time limit for each answer.
+``per_answer`` metrics give a number for each answer, whose mean is reported; ``corpus`` metrics give one
+number for all. Third-party code may be slow: it runs in a child process, with a time limit for each answer.
 
-``python -m paceline.evaluation.scores.metrics METRIC FILE FIRST``: FILE has one JSON list [answer, expected]
-a line; the child writes ``ready``, and from line FIRST on a JSON line [value, error] each.
+``python -m paceline.evaluation.scores.metrics METRIC FILE FIRST``: each line of FILE is a JSON list [answer,
+expected]. The child writes ``ready``, then for each line from FIRST on a JSON line [value, error].
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _PASS = re.compile(r"pass@([1-9]\d*)")
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric. ``package``: what it imports beyond ours, and ``install`` its name on the index."""
+    """One metric. ``package``: the third-party module that it imports, and ``install`` its name on the
+    package index."""
 
     per_answer: PerAnswer | None = None
     corpus: Corpus | None = None
@@ -57,12 +58,12 @@ class Metric:
 
 
 def exact_match(answer: str, expected: str) -> float:
-    """1 if both are equal but for surrounding whitespace."""
+    """1 if both are equal, ignoring surrounding whitespace."""
     return float(answer.strip() == expected.strip())
 
 
 def numeric(answer: str, expected: str) -> float:
-    """1 if the number behind the last ``####``, else the last number, is the expected one's."""
+    """1 if both have the same number: the one after the last ``####``, else the last one."""
     wanted = marked_number(expected, anywhere=True)
     if wanted is None:
         raise ValueError(f"the expected answer contains no number: {expected[:80]!r}")
@@ -70,7 +71,7 @@ def numeric(answer: str, expected: str) -> float:
 
 
 def f1(answer: str, expected: str) -> float:
-    """F1 of the words both have, without case, punctuation and articles (Rajpurkar et al. 2016, SQuAD)."""
+    """F1 of the common words, ignoring case, punctuation and articles (Rajpurkar et al. 2016, SQuAD)."""
     words, wanted = _words(answer), _words(expected)
     if not words or not wanted:
         return float(words == wanted)
@@ -206,7 +207,7 @@ class Scores:
         return sum(self.values) / len(self.values)
 
     def warning(self, name: str, wheres: Sequence[str]) -> Diagnostic | None:
-        """Return what is to be said about pairs without a value; ``wheres``: the place of each."""
+        """Return the warning about pairs without a value; ``wheres``: the place of each."""
         if not self.failed:
             return None
         count = len(self.failed)
@@ -250,7 +251,7 @@ def score(name: str, pairs: Pairs, seconds: float = ANSWER_SECONDS, until: float
 
 
 def _scored_here(per_answer: PerAnswer, pairs: Pairs) -> Scores:
-    """Return a metric of our own, which is quick, without a child."""
+    """Compute a fast built-in metric without a child process."""
     scores = Scores()
     for number, pair in enumerate(pairs):
         try:
@@ -262,7 +263,7 @@ def _scored_here(per_answer: PerAnswer, pairs: Pairs) -> Scores:
 
 
 def _read(lines: queue.Queue[str | None], scores: Scores, count: int, limit: float, end: float) -> str:
-    """Take values until all are there, or until ``end``; return why no more came."""
+    """Read values until all are there, or until ``end``; return why no more came."""
     seconds = START_SECONDS
     while len(scores.values) < count:
         try:
@@ -282,7 +283,7 @@ def _read(lines: queue.Queue[str | None], scores: Scores, count: int, limit: flo
 
 @contextlib.contextmanager
 def _child(name: str, file: Path, first: int) -> Iterator[queue.Queue[str | None]]:
-    """Yield the lines that a child writes, None behind the last; it is killed at the end."""
+    """Yield the lines of a child process, then None; kill it at the end."""
     child = subprocess.Popen(
         module_argv("paceline.evaluation.scores.metrics", name, str(file), str(first)),
         # A metric must not read what the user types
@@ -313,7 +314,7 @@ def _child(name: str, file: Path, first: int) -> Iterator[queue.Queue[str | None
 
 @redacted
 def main(argv: Sequence[str] | None = None) -> int:
-    """Be the child: write a value for each pair from FIRST on."""
+    """Run as the child: write a value for each pair from FIRST on."""
     name, file, first = sys.argv[1:] if argv is None else argv
     pairs = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")  # what a metric prints goes elsewhere

@@ -62,7 +62,7 @@ def measure(model: NamedModel, job: EvaluationJob, notes: list[Diagnostic], repo
 def losses_of(rows: FileRows, results: Sequence[Json], notes: list[Diagnostic]) -> JsonObject:
     """Return loss, perplexity and token accuracy over all rows: sums over rows in the file's order.
 
-    A number that does not exist is None: without tokens, or where a loss is not finite, which is noted.
+    A value is None without tokens, or if a loss is not finite, which a note reports.
     """
     sums = cast("Sequence[tuple[float, int, int]]", results)
     tokens = sum(row[1] for row in sums)

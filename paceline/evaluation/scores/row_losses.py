@@ -25,8 +25,8 @@ Logits = Callable[[Tensor, Tensor, Tensor], "Sequence[Tensor] | map[Tensor]"]
 
 
 class RowLosses:
-    """Computes the losses of documents. The logits of a batch exist a chunk at a time, of tokens with loss
-    only: through the class's own head, if that gives the class's own logits for a first row.
+    """Computes the losses of documents. Logits are computed in chunks, for tokens with loss only, by the
+    class's own head. A first row must show that this equals the class's forward; else that forward is used.
     """
 
     def __init__(self, hf: HFModel, pad_id: int) -> None:
@@ -68,7 +68,7 @@ class RowLosses:
         return ids, mask, labels
 
     def _chosen(self, ids: Tensor, mask: Tensor, places: Tensor) -> Logits:
-        """Return the chunked way if it gives the class's own logits for this row, else the class's."""
+        """Return the chunked head if it gives the class's own logits for this row, else the class's head."""
         try:
             chunked = self._chunked()
             by_chunks = torch.cat([*chunked(ids, mask, places)])

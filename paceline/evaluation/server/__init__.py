@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server: requests are taken and answered as vLLM 0.32's takes and answers them."""
+"""The OpenAI-compatible server: it accepts requests and answers them as vLLM 0.32's server does."""

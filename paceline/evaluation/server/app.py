@@ -31,7 +31,7 @@ A = TypeVar("A", bound=CommonRequest)
 
 
 class Api(Protocol[A]):
-    """What an endpoint asks of an API; ``ends_with_done``: its streams end with ``[DONE]``."""
+    """The interface of an API for an endpoint; ``ends_with_done``: its streams end with ``[DONE]``."""
 
     kind: type[A]
     desk: Desk
@@ -103,7 +103,7 @@ class _Stream:
         self.begun = False
 
     async def write(self, event: JsonObject) -> None:
-        """Send an event, by its name where its kind of stream has names."""
+        """Send an event, with its name if this kind of stream has names."""
         name = "" if self._done or "type" not in event else f"event: {event['type']}\n"
         await self._line(f"{name}data: {json.dumps(event, ensure_ascii=False)}")
 
@@ -155,7 +155,7 @@ def _refusal(error: RequestError) -> JSONResponse:
 
 
 def application(served: Served, guards: list[Middleware]) -> Starlette:
-    """Return the server of one model behind ``guards``. Raises ConfigError for one that has no cache."""
+    """Return the server of one model behind ``guards``. Raises ConfigError for a model without a cache."""
     desk, began = Desk(served), int(time.time())
     chat = ChatAnswers(desk)
     entry: JsonObject = {

@@ -37,7 +37,7 @@ class ChatAnswers(CompletionApi[ChatRequest, "Talk"]):
         self._noted: set[str] = set()
 
     def job(self, request: ChatRequest, original: CommonRequest | None = None) -> GenerationJob:
-        """Render a request; ``original``: the one that it was made from. Raises RequestError."""
+        """Render a request; ``original``: the request from which it was made. Raises RequestError."""
         job = self.desk.job(original or request, [self.prompt(request).ids])
         if request.is_formed:
             self._check_formed(job)
@@ -46,7 +46,7 @@ class ChatAnswers(CompletionApi[ChatRequest, "Talk"]):
         return job
 
     def prompt(self, request: ChatRequest) -> RenderedPrompt:
-        """Return what the model reads. Raises RequestError for what the chat template does not write."""
+        """Return the model's prompt. Raises RequestError for parts that the chat template does not write."""
         if not self.desk.prompts.has_template:
             raise RequestError("the tokenizer has no chat template: use /v1/completions", "messages")
         options = {**(request.chat_template_kwargs or {})}
@@ -71,7 +71,7 @@ class ChatAnswers(CompletionApi[ChatRequest, "Talk"]):
         return rendered
 
     def _check_formed(self, job: GenerationJob) -> None:
-        """Raise RequestError where the prompt opens something else than content."""
+        """Raise RequestError if the prompt opens something other than content (reasoning, a call)."""
         template, tokenizer = response_template(self.desk.served, calls=False), self.desk.served.tokenizer
         parser = Parser(template, "" if template is None else str(tokenizer.decode(list(job.prompts[0]))), ())
         if [*parser.feed("{}"), *parser.end()] != [MessagePart("content", "{}")]:
@@ -134,7 +134,7 @@ class Talk:
         self._reason: int | str | None = None
 
     def take(self, delta: Delta) -> tuple[list[MessagePart], list[Json]]:
-        """Take the next part; return what is new of it, and its log-probabilities."""
+        """Take the next part; return its new text and its log-probabilities."""
         scores: list[Json] = [] if self._request.top is None else [self._scored(delta)]
         self._scores += scores
         self.tokens.append(delta.token)
@@ -181,7 +181,7 @@ class Talk:
         }
 
     def event(self, delta: Delta) -> JsonObject | None:
-        """Take the next part; return the choice of a stream's event, None where there is nothing to tell."""
+        """Take the next part; return the choice of a stream's event, or None without news."""
         first = len(self._ids)
         parts, scores = self.take(delta)
         update: JsonObject = {}
@@ -226,7 +226,8 @@ def _function(part: MessagePart) -> JsonObject:
 
 
 def plain_message(message: Mapping[str, Json], where: str) -> JsonObject:
-    """Return a message whose parts are texts. Raises RequestError for what a text model does not read."""
+    """Return a message with its parts as text. Raises RequestError for parts that a text model does not
+    read."""
     role = message.get("role")
     if not isinstance(role, str) or role not in MESSAGE_ROLES:
         roles = "system, developer, user, assistant, tool"

@@ -1,9 +1,9 @@
-"""The text of an answer while its tokens come: where a stop string ends it, its reasoning and its calls.
+"""The text of a growing answer: stop strings, reasoning and tool calls.
 
 By vLLM's rules (v1/engine/detokenizer.py): tokens go through the tokenizer's own stream, which knows the
-prompt. The stop string that is complete first ends the answer; it is part of the answer only on request.
-Transformers' response templates read reasoning and calls. The tokenizer or its family in Transformers has
-one; without one an answer is text alone.
+prompt. The first complete stop string ends the answer, and belongs to it only on request. Transformers'
+response templates read reasoning and calls. A template comes from the tokenizer or from its family in
+Transformers; without one an answer is only text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _CONTEXT = 4  # tokens that one character may be cut into
 
 
 class TextRules(NamedTuple):
-    """``keep``: a stop string is part of the answer; ``least``: tokens before which none ends it."""
+    """``keep``: a stop string is part of the answer; ``least``: the number of tokens before any stop string
+    ends the answer."""
 
     stops: tuple[str, ...] = ()
     keep: bool = False
@@ -50,7 +51,8 @@ class Decoder:
         self.text = ""
 
     def feed(self, token: int, is_end: bool) -> str | None:
-        """Take the next token; ``is_end``: it ends the answer. Return the stop string that does."""
+        """Take the next token; ``is_end``: it ends the answer. Return the stop string that ends it, if
+        any."""
         self._count += 1
         if not is_end or self._rules.keep:
             fresh = self._step(token)
@@ -60,7 +62,7 @@ class Decoder:
         return None
 
     def delta(self, finished: bool) -> str:
-        """Return the text that was not given yet."""
+        """Return the text that was not returned yet."""
         end = len(self.text) if finished else len(self.text) - self._held
         start, self._given = self._given, max(self._given, end)
         return self.text[start : self._given]
@@ -90,7 +92,7 @@ class Decoder:
 class TokenTexts:
     """The texts of single tokens, for log-probabilities; ``as_ids``: their numbers in place of texts.
 
-    A token that completes a character has the whole of it, those before have none.
+    A character made of several tokens belongs to the last of them.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, as_ids: bool) -> None:
@@ -143,7 +145,8 @@ class MessagePart:
 
 
 def response_template(served: Served, *, calls: bool) -> JsonObject | None:
-    """Return how the model's answers are read, if that is known; ``calls``: also calls of tools."""
+    """Return the response template of the model's answers, if known; ``calls``: it must also read tool
+    calls."""
     template: JsonObject | None = get_response_template(served.tokenizer, served.model)
     if template is None or calls:
         return template
@@ -153,7 +156,7 @@ def response_template(served: Served, *, calls: bool) -> JsonObject | None:
 
 
 class Parser:
-    """One answer, read while it comes. What cannot be read is content, as it was written."""
+    """Parses one answer while it grows; text that it cannot parse stays content."""
 
     def __init__(self, template: JsonObject | None, prompt: str, tools: Sequence[Mapping[str, Json]]) -> None:
         self._parser: ResponseParser | None = None
@@ -187,8 +190,8 @@ class Parser:
             return self._as_written()
 
     def _as_written(self) -> list[MessagePart]:
-        """Return the text that was not sent yet, with the mark of a call: a client sees that a call was
-        begun.
+        """Return the text that was not sent yet, with the mark of an unfinished call, so that a client sees
+        it.
         """
         self._parser = None
         text = self._text[self._read if self._call is None else self._call :]
@@ -212,7 +215,7 @@ class Parser:
 
 
 def _opening(template: JsonObject, name: str) -> re.Pattern[str]:
-    """Return the pattern of what opens a region of a response template; one that never matches without it."""
+    """Return the opening pattern of a response template's region, or a pattern that never matches."""
     field = as_object(as_object(template.get("fields")).get(name))
     if isinstance(pattern := field.get("open_pattern"), str):
         return re.compile(pattern, re.DOTALL)

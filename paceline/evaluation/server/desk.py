@@ -1,4 +1,4 @@
-"""One model that answers one request after the other: written in a thread, given up when nobody listens."""
+"""One model that answers requests in turn, in a thread; it stops an answer when its client leaves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SCORES = 1 << 28  # numbers of the log-probabilities of a whole prompt
 
 @dataclass(frozen=True)
 class Served:
-    """The model that is served: under one name, with the settings of requests that leave them open.
+    """The served model, its name, and defaults for the settings of requests.
 
     ``ends``: the tokens that end an answer. ``system``: put before conversations without a system turn.
     """
@@ -73,7 +73,7 @@ class Served:
 
 @dataclass(frozen=True)
 class GenerationJob:
-    """Answers that are to be written: ``count`` of each prompt, each with its own ``lengths`` as maximum."""
+    """Answers to generate: ``count`` per prompt; ``lengths`` holds the maximum length of each."""
 
     prompts: list[tuple[int, ...]]
     count: int
@@ -85,7 +85,8 @@ class GenerationJob:
 
 
 class Delta(NamedTuple):
-    """What one more token adds to an answer (its number); the last one has a ``finish``."""
+    """The text that one more token adds to an answer, with the answer's number; the last one has a
+    ``finish``."""
 
     answer: int
     text: str
@@ -100,7 +101,8 @@ Deltas: TypeAlias = AsyncIterator[Delta]
 
 
 class PromptScore(NamedTuple):
-    """A prompt's token, its log-probability and rank (1: the likeliest), and the likeliest in its place."""
+    """A prompt's token, its log-probability and rank (1: the likeliest), and the likeliest tokens at its
+    position."""
 
     token: int
     logprob: float
@@ -111,7 +113,7 @@ class PromptScore(NamedTuple):
 class Desk:
     """Render requests and write their answers, one request at a time, in the order in which they came.
 
-    Raises ConfigError for a model that keeps states elsewhere than in a cache.
+    Raises ConfigError for a model that keeps states outside of a cache.
     """
 
     def __init__(self, served: Served) -> None:
@@ -141,7 +143,7 @@ class Desk:
             yield
 
     def job(self, request: CommonRequest, prompts: list[tuple[int, ...]]) -> GenerationJob:
-        """Return what a request asks for. Raises RequestError for what does not fit the model."""
+        """Return the job of a request. Raises RequestError for values that do not fit the model."""
         served, defaults = self.served, self.served.sampling
         if request.model not in (None, "", served.name):
             raise RequestError(
@@ -330,11 +332,11 @@ class CompletionApi(ABC, Generic[R, A]):
 
     @abstractmethod
     def beside(self, request: R, job: GenerationJob) -> JsonObject:
-        """Return the fields behind the usage of a whole answer."""
+        """Return the fields that follow ``usage`` in a response without streaming."""
 
     @abstractmethod
     def opening(self, request: R, job: GenerationJob, answers: Sequence[A]) -> list[JsonObject]:
-        """Return the events with which a stream begins, without the fields that all have."""
+        """Return the first events of a stream, without the fields common to all events."""
 
     async def whole(self, request: R, job: GenerationJob, deltas: Deltas) -> JsonObject:
         """Return the answers when they are written."""

@@ -1,7 +1,7 @@
-"""Answers in the form of ``response_format``: JSON objects and JSON schemas, held by llguidance.
+"""Answers in the form of ``response_format``: JSON objects and JSON schemas, enforced by llguidance.
 
 As in vLLM (v1/structured_output/backend_guidance.py), ``json_object`` is the schema ``{"type": "object"}``,
-and ``strict`` changes nothing: each schema is held.
+and ``strict`` changes nothing: each schema is enforced.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def schema_of(form: Mapping[str, JsonValue] | None) -> JsonValue:
 
 
 class Grammar:
-    """One answer's grammar, moved on by its tokens."""
+    """The grammar state of one answer; each token advances it."""
 
     def __init__(self, matcher: LLMatcher, words: int) -> None:
         self._matcher, self._words = matcher, words
@@ -92,7 +92,8 @@ class Grammars:
             raise RequestError(f"{_FIELD}: llguidance cannot read the tokenizer: {error}"[:_LONG]) from error
 
     def of(self, form: Mapping[str, JsonValue] | None) -> Callable[[], Grammar] | None:
-        """Return what makes an answer's grammar. Raises RequestError for a schema that cannot be held."""
+        """Return a factory of an answer's grammar. Raises RequestError for a schema that cannot be
+        enforced."""
         schema = schema_of(form)
         if schema is None:
             return None

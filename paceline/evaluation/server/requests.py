@@ -1,6 +1,6 @@
 """The bodies of requests: fields, kinds and bounds as vLLM 0.32's server has them.
 
-A field that would do nothing here is refused by name, unless it has no say in what is answered.
+A field without effect here is refused with its name, unless it cannot change the answer.
 """
 
 from __future__ import annotations
@@ -97,17 +97,17 @@ class CommonRequest(BaseModel):
 
     @property
     def length_name(self) -> str:
-        """The field that gives it."""
+        """The name of the request's field that holds ``length``."""
         return "max_tokens"
 
     @property
     def least_length(self) -> int:
-        """The least that ``length`` may be."""
+        """The minimum of ``length``."""
         return 1
 
     @property
     def stream_usage(self) -> tuple[bool, bool]:
-        """Whether every event of a stream has the numbers of tokens, and whether one more at its end has."""
+        """Whether every event of a stream has token counts, and whether a last extra event has them."""
         options = self.stream_options or StreamOptions()
         last = bool(options.include_usage)
         return last and bool(options.continuous_usage_stats), last
@@ -173,7 +173,7 @@ class CommonRequest(BaseModel):
             )
 
     def _check_format(self) -> None:
-        """Raise RequestError for an invalid form, or next to options that could leave no token to choose."""
+        """Raise RequestError for an invalid form, or with options that could leave no token to choose."""
         if not self.is_formed:
             return
         for name in ("allowed_token_ids", "ignore_eos", "min_tokens"):
@@ -186,7 +186,7 @@ class CommonRequest(BaseModel):
 
     @property
     def is_formed(self) -> bool:
-        """Whether the answer is to have the form of a JSON schema. Raises RequestError."""
+        """Whether the answer must match a JSON schema. Raises RequestError."""
         return schema_of(self.response_format) is not None
 
     @property
@@ -212,12 +212,12 @@ class ChatRequest(CommonRequest):
 
     @property
     def length(self) -> int | None:
-        """Return the limit of an answer's length; the newer name counts."""
+        """Return the limit of an answer's length; the newer field name wins."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def length_name(self) -> str:
-        """The name that counts."""
+        """Return the name of the field that is used."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
@@ -267,7 +267,7 @@ class CompletionRequest(CommonRequest):
 
     @property
     def least_length(self) -> int:
-        """Of a prompt that is given back alone, log-probabilities are wanted."""
+        """Return 0 for a request that only wants its prompt's log-probabilities back, else 1."""
         return 0 if self.echo else 1
 
     @property

@@ -1,4 +1,4 @@
-"""``/v1/responses``: its items are messages, answered as chat completions are."""
+"""``/v1/responses``: its items become messages, answered like chat completions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ResponsesRequest(CommonRequest):
             raise RequestError("a response is one answer: n must be 1", "n")
 
     def as_chat(self) -> ChatRequest:
-        """Return the same as a chat request. Raises RequestError."""
+        """Convert it to a chat request. Raises RequestError."""
         fields = self.model_dump(exclude_unset=True, exclude={"input", *_RESPONSES})
         effort = (self.reasoning or {}).get("effort")
         tools = None if self.tools is None else [_tool(tool, n) for n, tool in enumerate(self.tools)]
@@ -186,7 +186,7 @@ class _Written:
         self._model = model
 
     def parts(self, parts: list[MessagePart]) -> list[JsonObject]:
-        """Take what is new; return the events."""
+        """Take new parts; return their events."""
         events: list[JsonObject] = []
         for part in parts:
             kind = {"content": "message", "reasoning": "reasoning", "call": "function_call"}[part.kind]
@@ -261,7 +261,7 @@ class _Written:
         ]
 
     def response(self, talk: Talk | None) -> JsonObject:
-        """Return the response; ``talk``: what was written, once it is ended."""
+        """Return the response; ``talk``: the finished answer, if any."""
         request, rules = self._request, self._job.rules
         cut = talk is not None and talk.finish == "length"
         return {
@@ -313,7 +313,7 @@ class _Written:
 
 
 def _per_turn(*names: str) -> JsonObject:
-    """Return lists of vLLM's that have nothing in a response of one turn."""
+    """Return vLLM's lists that are empty in a response of one turn."""
     return {f"{name}_tokens_per_turn": [] for name in names}
 
 

@@ -1,5 +1,5 @@
-"""What the answers of all APIs have in common: ids, usage, log-probabilities' order, and errors as OpenAI's
-clients show them: ``{"error": {"message", "type", "param", "code"}}``.
+"""Common parts of the answers of all APIs: ids, usage, the order of log-probabilities, and errors in OpenAI's
+format: ``{"error": {"message", "type", "param", "code"}}``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def head(kind: str, object_name: str, model: str) -> JsonObject:
 
 
 def usage(prompts: Sequence[Sequence[int]], written: int, *, detailed: bool = True) -> JsonObject:
-    """Return the numbers of tokens; ``detailed``: with the details, which are not known here."""
+    """Return the token counts; ``detailed``: with the detail fields, whose values are unknown here."""
     read = sum(map(len, prompts))
     counted: JsonObject = {
         "prompt_tokens": read,
@@ -47,12 +47,12 @@ def ordered(token: int, logprob: float, likeliest: Sequence[TokenScore], most: i
 
 
 def floored(logprob: float) -> float:
-    """Return a log-probability that JSON can write."""
+    """Return a log-probability as a finite number, for JSON."""
     return max(logprob, FLOOR)
 
 
 def nulls(*names: str) -> JsonObject:
-    """Return fields that vLLM's answers have and that say nothing here."""
+    """Return the fields of vLLM's answers that are always null here."""
     return dict.fromkeys(names, None)
 
 
@@ -62,7 +62,7 @@ _LONG = 80  # characters of a value
 
 
 class RequestError(Exception):
-    """A request that is not answered: ``status`` of HTTP, and the field that is wrong."""
+    """A refused request: the HTTP ``status``, and the wrong field."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -81,9 +81,9 @@ class RequestError(Exception):
 
 
 def misread(error: ValidationError) -> RequestError:
-    """Return what pydantic found in the fields of a request, each named once.
+    """Return pydantic's errors in a request, one per field.
 
-    Of a union the member whose type the value has says what is wrong with it.
+    For a union, use the error of the member whose type the value has.
     """
     all_found = error.errors(include_url=False)
     messages = dict.fromkeys((_place(item["loc"]) for item in all_found), "")
@@ -102,6 +102,6 @@ def misread(error: ValidationError) -> RequestError:
 
 
 def _place(parts: tuple[int | str, ...]) -> str:
-    """Return the field's place without the names that pydantic gives to members of a union."""
+    """Return the field's path without pydantic's names for members of a union."""
     kept = [part for part in parts if isinstance(part, int) or part.replace("_", "").isalnum()]
     return ".".join(map(str, [part for part in kept if part not in ("str", "int", "float", "bool")]))

@@ -1,4 +1,4 @@
-"""``/v1/completions``: texts and token ids as they are, answers as vLLM's server shapes them."""
+"""``/v1/completions``: plain texts and token ids, with answers in the format of vLLM's server."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class _Line:
         }
 
     def prompt_alone(self) -> JsonObject:
-        """Return the choice of a stream's event that gives the prompt back, and nothing more."""
+        """Return the choice of a stream's event that holds only the echoed prompt."""
         logprobs = None if self._request.top is None else self._listed(self._scores)
         return {"index": self.index, "text": self._text, "logprobs": logprobs, "finish_reason": "length"}
 

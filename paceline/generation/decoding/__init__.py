@@ -1,1 +1,1 @@
-"""Token by token: growing caches, preallocated ones, and steps captured as a graph."""
+"""Decoding token by token: growing caches, preallocated caches, and steps captured as a graph."""

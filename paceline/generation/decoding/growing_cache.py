@@ -1,4 +1,4 @@
-"""Decoding with a cache that grows by the token: a CPU's way, and that of models sharded over the ranks."""
+"""Decoding with a cache that grows by the token, for CPUs and for models sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _THIN = 0.75  # fraction of rows still generating at which finished ones are rem
 
 
 class GrowingDecoding:
-    """One batch of requests being decoded; each row is a request. The host reads after every token how many
+    """One batch of requests being decoded; each row is a request. After every token the host reads how many
     are unfinished. ``pick`` chooses tokens in place of ``sampling``; ``room``: tokens of an answer that the
     cache has room for before it grows.
     """

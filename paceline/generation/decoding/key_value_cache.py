@@ -5,8 +5,8 @@ own cache layers. They never get padding: prompts of one length are read togethe
 
 The static cache has fixed addresses and shapes, so that a decoding step can be captured in a graph. Buffers
 are allocated once for the largest batch; a step sees their first rows and slots. A layer with a sliding
-window keeps a ring of the last ``window`` tokens. Which slots a row may attend to stands in one additive mask
-for all layers of a kind, changed by one slot a step.
+window keeps a ring of the last ``window`` tokens. One additive mask for all layers of a kind holds the slots
+that a row may attend to; each step changes one slot.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ def select_rows(cache: DynamicCache, rows: Tensor) -> None:
 
 
 def joined(caches: Sequence[DynamicCache], room: int) -> DynamicCache:
-    """Return one cache of prompts that were read in batches of one length each, the longest last.
+    """Join the caches of prompts that were read in batches of equal length, the longest last.
 
-    Keys and values get padding on the left, as attention masks it; states have nothing of it. Layers of full
-    attention have room for ``room`` tokens. The caches are used up.
+    Keys and values get padding on the left, which attention masks; states need none. Layers of full attention
+    have room for ``room`` tokens. Consumes the caches.
     """
     longest = caches[-1]
     for number, layer in enumerate(longest.layers):
@@ -145,7 +145,7 @@ Masks = dict[str, Tensor]  # by kind of layer: additive, [rows, 1, 1, slots]
 
 @dataclass
 class _Ring:
-    """Slots of one kind of layer: ``room`` of them, written round and round if ``around``."""
+    """Slots of one kind of layer: ``room`` of them, used as a ring if ``around``."""
 
     room: int
     around: bool
@@ -173,7 +173,7 @@ class StaticBuffers:
     """Keys and values of all layers for ``rows`` answers of ``room`` tokens, prompt included."""
 
     def __init__(self, config: PreTrainedConfig, read: DynamicCache, rows: int, room: int) -> None:
-        """``read``: a cache of this model after a prefill, for shapes and dtype."""
+        """Allocate the buffers; ``read``: a cache of this model after a prefill, for shapes and dtype."""
         self.room = -(-room // _MULTIPLE) * _MULTIPLE
         states = [states_of(layer) for layer in read.layers]
         first = next(keys for keys, _ in filter(None, states))
@@ -195,7 +195,7 @@ class StaticBuffers:
         ]
 
     def fill(self, read: DynamicCache, prompts: PromptBatch, of_row: Tensor) -> None:
-        """Start with what was read of the prompts: row r is prompt ``of_row[r]``."""
+        """Copy the prompts' keys and values from ``read``: row r is prompt ``of_row[r]``."""
         rows, width = slice(len(of_row)), prompts.width
         for ring in self._rings.values():
             count = min(width, ring.room)
@@ -211,12 +211,12 @@ class StaticBuffers:
                 buffer[rows].index_copy_(2, slots, states[of_row])
 
     def show(self, rows: int) -> None:
-        """The token that the next forward reads is seen by all ``rows``."""
+        """Unmask the slot of the next forward's token for all ``rows``."""
         for ring in self._rings.values():
             ring.visible[:rows].index_fill_(1, ring.slot, 0.0)
 
     def move_on(self) -> None:
-        """The next token is written behind it."""
+        """Advance to the next slot."""
         for ring in self._rings.values():
             ring.slot.add_(1)
             if ring.around:
@@ -260,7 +260,7 @@ def states_of(layer: object) -> tuple[Tensor, Tensor] | None:
 
 
 def _empty(like: tuple[Tensor, Tensor], rows: int, room: int) -> tuple[Tensor, Tensor]:
-    """Zeros, as what was never written is multiplied by 0."""
+    """Return zeros: attention multiplies unwritten slots by 0."""
     keys, values = (x.new_zeros(rows, x.shape[1], room, x.shape[3]) for x in like)
     return keys, values
 

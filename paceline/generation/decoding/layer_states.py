@@ -1,8 +1,8 @@
-"""What a model's layers ask of decoding: a cache that keeps their states, and bounded time steps.
+"""Needs of a model's layers in decoding: a cache that keeps their states, and bounded time steps.
 
-Whether answers can be written with our cache is asked of the model's class and its layers' code. Transformers
-bounds a Mamba-2 layer's time step in a forward over several tokens (``dt_limit``), and not in the step of one
-token: answers would be drawn from another model than the one that is trained.
+The model's class and its layers' code show whether our cache works. Transformers bounds a Mamba-2 layer's
+time step in a forward over several tokens (``dt_limit``), but not in a step of one token: sampling would use
+another model than training.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _LIMIT, _PROJECTION, _BIAS, _SCALE = "time_step_limit", "in_proj", "dt_bias", "m
 
 
 def cache_for(hf: HFModel, room: int) -> DynamicCache:
-    """Return an empty cache for ``hf`` with room for so many tokens.
+    """Return an empty cache for ``hf`` with room for ``room`` tokens.
 
-    Raises ConfigError ``generation.stateful`` if the model keeps what it knows of earlier tokens elsewhere.
+    Raises ConfigError ``generation.stateful`` if the model keeps its state of earlier tokens elsewhere.
     """
     from transformers.cache_utils import DummyLayer, DynamicLayer, LinearAttentionCacheLayerMixin
 
@@ -68,9 +68,8 @@ def cache_name(hf: HFModel) -> str:
 
 
 def counts_places(hf: HFModel) -> bool:
-    """Whether attention counts a token's place among all tokens of the cache, padding included. It does in
-    chunks (Llama 4), and in blocks of keys that are selected or compressed. Prompts of several lengths are
-    then answered apart.
+    """Whether attention counts a token's position in the cache with padding. Chunked attention (Llama 4)
+    does, and blocks of selected or compressed keys. Prompts of different lengths then need separate batches.
     """
     text = hf.config.get_text_config()
     return bool(
@@ -115,7 +114,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def bounded_time_steps(hf: HFModel) -> Iterator[None]:
-    """Inside, every forward of such layers bounds the time step.
+    """Inside, every forward of Mamba-2 layers bounds the time step.
 
     Their input projection ends in the time step of each head, before bias and softplus. Softplus is
     monotonic, so bounding the step there changes nothing where the layer bounds it again.

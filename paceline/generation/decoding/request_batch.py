@@ -1,4 +1,4 @@
-"""A batch of requests: its distinct prompts, padded, and its answers while they are written, as tensors."""
+"""A batch of requests as tensors: its distinct prompts, padded, and its growing answers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class WrittenAnswers:
         self.place.zero_()
 
     def append(self, tokens: Tensor, logprobs: Tensor) -> None:
-        """Give the first rows the next token each, int64 [n], with its log-probability [n]."""
+        """Append a token to each of the first rows: int64 [n], with its log-probability [n]."""
         rows = slice(len(tokens))
         self._tokens[:, rows].index_copy_(0, self.place, tokens[None])
         self._logprobs[:, rows].index_copy_(0, self.place, logprobs[None])
@@ -66,7 +66,7 @@ class WrittenAnswers:
         self.place.add_(1)
 
     def numbers(self, rows: int) -> list[int]:
-        """Return which request each of the first ``rows`` rows answers."""
+        """Return the request number of each of the first ``rows`` rows."""
         return [int(number) for number in self._order[:rows].tolist()]
 
     def history(self, rows: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Decoding on an accelerator: fixed shapes and addresses, one graph a step, and a host that does not wait.
 
-The host starts steps and looks every few tokens at how many answers were unfinished some tokens before. Rows
-and slots come in buckets, and a step is captured once for each pair that occurs. Finished rows leave when the
-unfinished ones fit into a smaller bucket.
+The host launches steps, and every few tokens reads how many answers were unfinished some tokens earlier. Rows
+and slots come in buckets, and a step is captured once for each pair of bucket sizes. Finished rows leave when
+the unfinished ones fit into a smaller bucket.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _FEWEST = 128  # slots of the smallest bucket
 
 
 class StaticPool:
-    """What the batches of one call of ``generate`` share: buffers for the largest, and captured steps."""
+    """Shared state of the batches of one ``generate`` call: buffers for the largest batch, and captured
+    steps."""
 
     def __init__(
         self, engine: LocalEngine, batches: Sequence[Sequence[Request]], sampling: RolloutSampling
@@ -62,9 +63,9 @@ class StaticPool:
         self._append(logits[of_row])
 
     def step(self, rows: int, needed: int, last: bool) -> None:
-        """Give each of the first rows a token more; its prompt and answer lie in the first ``needed`` slots.
+        """Append a token to each of the first rows; prompts and answers use the first ``needed`` slots.
 
-        ``last``: no more follow, so that nothing is captured.
+        ``last``: no step follows, so nothing is captured.
         """
         slots = self.slots(needed)
         # A graph that would not be replayed is not worth its capture
@@ -72,7 +73,7 @@ class StaticPool:
         self.graphs.run((rows, slots), lambda: self._step(rows, slots), again)
 
     def account(self) -> str:
-        """How the steps were run, and why."""
+        """Return how the steps were run, and why."""
         graphs, why = self.graphs, self.no_kernels
         sampled = "" if why is None else f"; sampled without kernels: {why}"
         if graphs.obstacle is not None:
@@ -87,7 +88,7 @@ class StaticPool:
         return min(self.buffers.room, max(_FEWEST, -(-needed // quarter) * quarter))
 
     def rows_for(self, count: int) -> int:
-        """The bucket of rows: powers of two, and the largest batch."""
+        """Return the bucket for ``count`` rows: the next power of two, at most the largest batch."""
         return min(self.rows, 1 << max(0, count - 1).bit_length())
 
     def _step(self, rows: int, slots: int) -> None:
@@ -136,7 +137,8 @@ class StaticDecoding:
         return self.pool.answers.completions()
 
     def _all_done(self) -> bool:
-        """Read the look before, begin the next, and drop finished rows where a bucket is left."""
+        """Use the previous count of unfinished answers, start the next, and drop finished rows if a smaller
+        bucket fits."""
         answers, buffers = self.pool.answers, self.pool.buffers
         assert answers is not None and buffers is not None
         count = self._read()

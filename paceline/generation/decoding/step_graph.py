@@ -31,7 +31,8 @@ _BY_INDEX = ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_im
 
 
 class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what the host waits for or decides by inside: a graph would keep the first answer for ever.
+    """Records operations in which the host reads a value from the device: a captured graph would not repeat
+    the read.
 
     ``found``: names of such operations.
     """
@@ -59,9 +60,9 @@ def _crosses(name: str, args: Any, out: Any) -> bool:
 
 
 class StepGraphs:
-    """Steps by key: each is run once as it is, then captured, then replayed.
+    """Steps by key: each is first run eagerly, then captured, then replayed.
 
-    ``obstacle``: why nothing is captured (the step is then run as it is), or None.
+    ``obstacle``: why nothing is captured (steps then run eagerly), or None.
     """
 
     def __init__(self, device: torch.device, obstacle: str | None) -> None:
@@ -91,7 +92,7 @@ class StepGraphs:
                 self._capture(key, step)
 
     def _first(self, step: Callable[[], None]) -> None:
-        """Run the step on the stream of the capture, so that libraries have what they allocate once."""
+        """Run the step on the capture's stream, so that libraries make their one-time allocations."""
         if self._stream is None:
             self._stream = self._driver.Stream()
             self._pool = self._driver.graph_pool_handle()

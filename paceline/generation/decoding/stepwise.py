@@ -2,8 +2,8 @@
 log-probabilities of the likeliest tokens.
 
 The order is vLLM's (v1/sample/sampler.py): allowed tokens, least length, biases, penalties, temperature,
-min-p, top-k, top-p. Log-probabilities are those of the model, before any of it; under a grammar, of the
-tokens that it allows.
+min-p, top-k, top-p. Log-probabilities are the model's, before any of these; with a grammar, over the tokens
+that it allows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROOM = 1024
 
 
 class TokenGrammar(Protocol):
-    """What one answer may be, moved on by its tokens."""
+    """The grammar state of one answer; each token advances it."""
 
     def allowed(self) -> Tensor:
         """Return which token may come next: bool [V]."""
@@ -51,7 +51,7 @@ class TokenRules:
 
     bias      is added to logits of token ids
     allowed   the only token ids that are chosen, if any are named
-    least     number of tokens before which none of ``ends`` is chosen
+    least     minimum number of tokens before any of ``ends`` may be chosen
     top       number of likeliest tokens whose log-probabilities are wanted; None: no log-probabilities
     grammar   makes the grammar of an answer; None: any tokens
     """
@@ -145,7 +145,7 @@ class Stepwise:
         return tokens, logprobs
 
     def _held(self, plain: Tensor, answers: WrittenAnswers, numbers: list[int]) -> Tensor:
-        """Return logits with -inf for tokens that the grammar of an answer that goes on does not allow."""
+        """Return logits with -inf for tokens that the grammar of an unfinished answer forbids."""
         going = answers.going[: len(numbers)].tolist()
         free = torch.ones(plain.shape[-1], dtype=torch.bool)
         allowed = [
@@ -155,7 +155,7 @@ class Stepwise:
         return plain.masked_fill(~torch.stack(allowed).to(plain.device), -torch.inf)
 
     def _ruled(self, plain: Tensor, answers: WrittenAnswers, numbers: list[int], length: int) -> Tensor:
-        """Return logits after all that also decides a greedy choice."""
+        """Return logits after the rules that also apply to greedy decoding."""
         rules, rows = self.rules, len(plain)
         scores = plain
         if rules.allowed:
@@ -189,7 +189,7 @@ class Stepwise:
     def _note(
         self, plain: Tensor, tokens: Tensor, logprobs: Tensor, answers: WrittenAnswers, numbers: list[int]
     ) -> None:
-        """Keep what ``__iter__`` yields: of answers that went on until this token."""
+        """Store the steps that ``__iter__`` yields, for answers that were unfinished before this token."""
         top = self.rules.top
         likeliest: list[tuple[TokenScore, ...]] = [()] * len(numbers)
         if top:

@@ -1,5 +1,5 @@
-"""The kernels as torch operators ``paceline::…``: Triton on a device, ``reference`` on a CPU, shapes alone on
-meta tensors. A trial, once a device, decides whether they are used.
+"""The kernels as torch operators ``paceline::…``: Triton on a device, ``reference`` on a CPU, only shapes on
+meta tensors. One trial per device decides whether they are used.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _LIBRARY = torch.library.Library("paceline", "FRAGMENT")  # type: ignore[no-unty
 
 
 def nucleus(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Tensor:
-    """Return what is kept of softmax(logits / temperature), [B, V], by top-k, then by top-p of the rest. The
-    result is int64 [B, 2]: the least kept logit, as a number in the order of fp32, and the last kept column
-    of those with that logit.
+    """Return the bounds of top-k, then top-p, on softmax(logits / temperature), [B, V]. The result is int64
+    [B, 2]: the least kept logit, as an integer in the order of fp32, and the last kept column with that
+    logit.
 
-    ``top_k`` at least V, ``top_p`` 1: not used. As ``sampling.keep_likeliest``, but that probabilities are
-    added as integers: a token within 2^-40 of the border may fall on its other side.
+    ``top_k`` at least V, ``top_p`` 1: not used. As ``sampling.keep_likeliest``, but probabilities are added
+    as integers: a token within 2^-40 of the bound may fall on the other side.
     """
     return torch.ops.paceline.nucleus(logits, top_k, top_p, temperature)  # type: ignore[no-any-return]
 

@@ -1,5 +1,5 @@
-"""What the kernels compute, in torch's own operations. A CPU runs these operators (tests and simulated
-devices), and tests compare the kernels with them.
+"""The kernels' computations in torch operations. CPUs use them (tests and simulated devices), and tests
+compare the kernels with them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ _ONE = float(1 << 40)
 
 
 def nucleus(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Tensor:
-    """logits [B, V] -> bounds int64 [B, 2]: the least order that is kept, and the last column kept of it."""
+    """logits [B, V] -> bounds int64 [B, 2]: the least kept order, and the last kept column with that
+    order."""
     value = _scaled(logits, temperature)
     order = orders(value)
     least = torch.zeros(len(value), dtype=torch.int64, device=value.device)
@@ -36,7 +37,7 @@ def nucleus(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Ten
 def draw(
     logits: Tensor, bounds: Tensor | None, streams: Tensor, places: Tensor, temperature: float, sampled: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return (tokens int64 [B], log-probabilities fp32 [B]); see ``operators.draw``."""
+    """Return (tokens int64 [B], log-probabilities fp32 [B]); see ``kernels.draw``."""
     value = _scaled(logits, temperature)
     score = value + gumbel(streams, places, value.shape[1]) if sampled else value
     if bounds is not None:

@@ -15,8 +15,8 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """Return (tokens int64 [B], log-probabilities [B]) from logits [B, V].
 
-    ``streams`` and ``places``, int64 [B], select the noise (see ``noise.gumbel``). ``kernels``: by those of
-    ``kernels``, if the logits are not fp64.
+    ``streams`` and ``places``, int64 [B], select the noise (see ``noise.gumbel``). ``kernels``: use those of
+    ``kernels``, unless the logits are fp64.
     """
     if kernels and logits.dtype != torch.float64:
         return _by_kernels(logits, sampling, streams, places)

@@ -1,6 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, no-any-return"
-"""The kernels themselves, in Triton. Import this where Triton is installed only (``launch`` does, when it is
-first called).
+"""The kernels in Triton. Import only where Triton is installed (``launch`` does, on its first call).
 
 Logits [rows, words] are contiguous. They are compared by ``_order``: the bits of fp32, turned so that
 unsigned integers are in the order of the numbers. Probabilities are added as integers, so that no sum depends
@@ -21,7 +20,8 @@ LARGEST: tl.constexpr = tl.constexpr(0.99999994)  # 1 - 2^-24: noise is finite
 
 @triton.jit
 def _logits(row_of, words, start, temperature, BLOCK: tl.constexpr):
-    """Columns from ``start`` on, and logits / temperature there in fp32; -inf behind the last one."""
+    """Return columns from ``start`` on, and logits / temperature there in fp32; -inf after the last
+    column."""
     column = start + tl.arange(0, BLOCK)
     loaded = tl.load(row_of + column, mask=column < words, other=float("-inf")).to(tl.float32)
     value = tl.div_rn(loaded, tl.full([BLOCK], 1.0, tl.float32) * temperature)
@@ -30,7 +30,7 @@ def _logits(row_of, words, start, temperature, BLOCK: tl.constexpr):
 
 @triton.jit
 def _order(value):
-    """uint32 in the order of fp32 ``value``."""
+    """Return uint32 numbers that sort as the fp32 ``value`` does."""
     bits = value.to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
@@ -43,8 +43,8 @@ def _probability(value, best):
 
 @triton.jit
 def _weights(row_of, words, start, temperature, best, least, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Orders of a block of columns, and what each counts: its probability if ``MASS``, else 1; 0 below
-    ``least``.
+    """Return the orders of a block of columns, and the weight of each: its probability if ``MASS``, else 1; 0
+    below ``least``.
     """
     column, value = _logits(row_of, words, start, temperature, BLOCK)
     order = _order(value)
@@ -57,7 +57,8 @@ def _weights(row_of, words, start, temperature, best, least, MASS: tl.constexpr,
 
 @triton.jit
 def _highest(row_of, words, temperature, best, least, wanted, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The highest order at or above which ``wanted`` words, or as much mass, lie: two bits a pass."""
+    """Return the highest order at or above which there are ``wanted`` words, or that much mass: two bits a
+    pass."""
     border = tl.zeros([BLOCK], tl.uint32)
     step = tl.full([BLOCK], 1 << 30, tl.uint32)
     for _turn in range(16):
@@ -78,7 +79,7 @@ def _highest(row_of, words, temperature, best, least, wanted, MASS: tl.constexpr
 
 @triton.jit
 def nucleus(logits, bounds, words, top_k, top_p, temperature, BLOCK: tl.constexpr):
-    """bounds [rows, 2] int64: the least order that is kept, and the last column kept of that order."""
+    """Write bounds [rows, 2] int64: the least kept order, and the last kept column with that order."""
     row = tl.program_id(0).to(tl.int64)
     row_of = logits + row * words
     highest = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -119,14 +120,14 @@ def nucleus(logits, bounds, words, top_k, top_p, temperature, BLOCK: tl.constexp
 
 @triton.jit
 def _mixed(x):
-    """MurmurHash3's 64-bit finalizer but for its last fold, which does not reach the upper bits."""
+    """Apply MurmurHash3's 64-bit finalizer without its last fold, which does not affect the upper bits."""
     x = (x ^ (x >> 33)) * FIRST
     return (x ^ (x >> 33)) * SECOND
 
 
 @triton.jit
 def uniform(key, column):
-    """The number of ``noise.gumbel`` before its logarithms: in (0, 1), of 24 bits of the hash."""
+    """Return ``noise.gumbel``'s uniform number in (0, 1), from 24 bits of the hash."""
     bits = _mixed(key + (column + 1).to(tl.uint64) * GOLDEN) >> 40
     return tl.minimum((bits.to(tl.float32) + 0.5) * 5.9604644775390625e-08, LARGEST)
 
@@ -143,8 +144,8 @@ def draw(
     logits, bounds, streams, places, scores, columns, highest, sums, words, part, step, temperature,
     SAMPLED: tl.constexpr, BOUNDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of each part of a row: the best score (logit and noise) with its column, the highest logit, and the sum
-    of exp(logit - highest); all [rows, parts]. ``step``: the stride of ``places``.
+    """Write for each part of a row: the best score (logit and noise) with its column, the highest logit, and
+    the sum of exp(logit - highest); all [rows, parts]. ``step``: the stride of ``places``.
     """
     row, parts = tl.program_id(0).to(tl.int64), tl.num_programs(1)
     row_of = logits + row * words

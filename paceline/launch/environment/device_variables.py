@@ -60,7 +60,7 @@ def device_settings(
 
 
 def _hangs_on_p2p(root: Path) -> bool:
-    """Whether this node's GeForce cards lack peer-to-peer copies and their driver does not say so."""
+    """Whether this node's GeForce cards lack peer-to-peer copies although their driver reports them."""
     names = [
         line.partition(":")[2].strip()
         for path in (root / "proc/driver/nvidia/gpus").glob("*/information")

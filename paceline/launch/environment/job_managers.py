@@ -49,7 +49,7 @@ class JobManager:
 
 
 def _in_a_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process: Slurm's variables of a batch script or a shell are no task's."""
+    """Whether srun started this process: not a batch script or a shell, which also have Slurm's variables."""
     return parse_nonnegative_int(environ.get("SLURM_STEP_ID", ""), _STEPS_OF_SHELLS) < _STEPS_OF_SHELLS
 
 

@@ -56,10 +56,10 @@ class PreflightResult:
 def run_preflight(
     config: Config, plan: Plan | None, *, imports: bool = True, elsewhere: bool = False
 ) -> PreflightResult:
-    """Check what the config names, and with ``imports`` try the imports that the run will need.
+    """Check the files and models in the config, and with ``imports`` try the imports that the run will need.
 
-    ``elsewhere``: the run is planned for another machine, so this machine's files and packages say little
-    about it: findings become notes.
+    ``elsewhere``: the run is planned for another machine, so findings about this machine's files and packages
+    become notes.
     """
     from paceline.plan.needs_trial import MODEL, things_to_try
 
@@ -93,16 +93,16 @@ def run_preflight(
 
 
 def check_in_doubt(partial: Config, doubt: frozenset[str]) -> list[Diagnostic]:
-    """Return the errors of a config that failed to load that hold for any values of the keys in ``doubt``."""
+    """Return the errors of an invalid config that hold for any values of the keys in ``doubt``."""
     reply, ended = run_child({"config": partial.to_json(), "plan": None, "tries": [], "doubt": sorted(doubt)})
     unfinished = [_unfinished(reply, ended)] if ended else []
     return [*errors(_findings(reply.get("looked", ()))), *unfinished]
 
 
 def run_child(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Run the checks in a child process; return (its answers until it ended, why it ended early or empty).
+    """Run the checks in a child process; return (its answers so far, the reason of an early end or empty).
 
-    A fork looks at the files. If something is to be imported, a fresh interpreter does both.
+    A fork checks the files. If imports are needed, a fresh interpreter does both.
     """
     if can_fork() and not job["tries"]:
         reply, ended = run_job(_CHECKS, {**job, "imports": False}, SECONDS, fork=True)
@@ -115,8 +115,8 @@ def run_child(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 def check_bytes(where: str, run: RunDir, *, several: bool = False) -> None:
     """Verify the sha256 of every byte of the checkpoint to resume from, in a child process.
 
-    ``several``: there are other nodes, which may have what this one lacks. Raises ConfigError. Of a large
-    checkpoint the tensors are left to the ranks (``checkpoint.load.reader``).
+    ``several``: there are other nodes, which may have this one's missing files. Raises ConfigError. The
+    tensors of a large checkpoint are left to the ranks (``checkpoint.load.reader``).
     """
     job = {"check": "bytes", "checkpoint": where, "run": str(run.root), "several": several}
     failure = "the checkpoint could not be verified before the start"
@@ -125,11 +125,11 @@ def check_bytes(where: str, run: RunDir, *, several: bool = False) -> None:
 
 
 def from_object_storage(config: Config, *, leads: bool, several: bool) -> tuple[Diagnostic, ...]:
-    """Bring the checkpoint to resume from onto this node's disk, if it is at a URL; return notes.
+    """Download the checkpoint to resume from to this node's disk, if it is at a URL; return notes.
 
     ``leads``: this is the first node, whose run must be the only one that writes to its URL. ``several``: the
-    run has other nodes, which may have separate disks. It takes as long as the checkpoint takes to arrive;
-    the store itself must answer within seconds. Raises ConfigError.
+    run has other nodes, which may have separate disks. The download has no time limit, but the store must
+    answer within seconds. Raises ConfigError.
     """
     t = config.training
     urls = [t.checkpoint_url, t.resume_from_checkpoint if is_url(t.resume_from_checkpoint) else None]

@@ -42,7 +42,7 @@ def facts(
 ) -> Facts:
     """Collect everything that is known before any process starts.
 
-    Unknown facts stay None, and the rules that need them do not fire.
+    Unknown facts stay None, and rules that need them are skipped.
     """
     run = RunDir.at(config.run_directory())
     complete, incomplete = count_checkpoints(run)

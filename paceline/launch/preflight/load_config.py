@@ -1,4 +1,4 @@
-"""Load a config for this machine: with the environment translated, and, to start, its files looked at."""
+"""Load a config for this machine, with the environment translated; for a start also check its files."""
 
 from __future__ import annotations
 

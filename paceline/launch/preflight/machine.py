@@ -80,7 +80,7 @@ def _raised(check: Callable[[], object]) -> tuple[Diagnostic, ...]:
 
 
 def meeting_place(loaded: Loaded, processes: int, *, met: bool = False) -> list[Diagnostic]:
-    """Check that the config's nodes can rendezvous, and that strangers cannot write to the rendezvous store.
+    """Check that the config's nodes can rendezvous, and that the rendezvous store is protected by a secret.
 
     With ``met`` (a launcher has set the rendezvous address) only the store's secret is checked.
     """
@@ -141,7 +141,7 @@ def hub_findings(config: Config, known: bool, environ: Mapping[str, str]) -> Ite
 def _missing(
     config: Config, model: str | None, environ: Mapping[str, str]
 ) -> Iterator[tuple[Code, str, str, str]]:
-    """Yield what would be downloaded, ``model`` first: the code if that is forbidden, the kind, the key and
+    """Yield the needed downloads, ``model`` first: the code if downloads are forbidden, the kind, the key and
     the name.
     """
     if model:
@@ -160,15 +160,15 @@ def _missing(
 
 
 def _folder_names(path: str) -> Iterable[str]:
-    """Return how ``datasets`` may write a data set's folder: ``owner/MyRows`` is ``owner___my_rows``, too."""
+    """Return the possible cache folder names of a data set: ``owner/MyRows`` may be ``owner___my_rows``."""
     owner, _, name = path.partition("/")
     snake = re.sub(r"([a-z\d])([A-Z])", r"\1_\2", re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)).lower()
     return f"{owner}___{name}", f"{owner}___{snake}"
 
 
 def _is_of_hub(name: str, *, owned: bool = True) -> bool:
-    """Whether ``name`` has the form ``owner/name`` and is not a path on this machine. ``owned`` False: a name
-    alone is one, too, as ``gpt2``.
+    """Whether ``name`` has the form ``owner/name`` and is not a path on this machine. ``owned`` False: a
+    single name such as ``gpt2`` counts, too.
     """
     word = r"[A-Za-z0-9][\w.-]*"
     plain = re.fullmatch(f"{word}/{word}" if owned else f"({word}/)?{word}", name) is not None
@@ -178,7 +178,7 @@ def _is_of_hub(name: str, *, owned: bool = True) -> bool:
 def unreachable(environ: Mapping[str, str]) -> str:
     """Return why no connection to the hub, or to the proxy in between, can be opened; empty if one can.
 
-    In a thread: looking a name up has no time limit.
+    Runs in a thread, since a name lookup has no time limit.
     """
     hub = urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co")
     proxies = {scheme: url for scheme, url in getproxies().items() if scheme != "no"}

@@ -27,13 +27,13 @@ STARTING_SECONDS = 60.0  # cap on this process's age: findings from before that 
 def once_per_node(
     folder: Path, subject: str, look: Callable[[], Sequence[Diagnostic]]
 ) -> tuple[Diagnostic, ...]:
-    """Return what ``look`` finds about ``subject``.
+    """Return the findings of ``look`` about ``subject``.
 
     Of several processes that start together only one runs it.
 
-    Findings count if they were made after this very process was started: then they are as fresh as its own.
-    So the processes need not know of each other. If a process dies, it releases the lock and the next one
-    runs the checks. An error that was fixed meanwhile is not reported again. ``folder`` may be on a disk
+    Findings are reused if they were made after this process was started, so they are as recent as its own.
+    The processes need not know each other. If a process dies, its lock is released and the next one runs the
+    checks. An error that was fixed before this start is not reported again. ``folder`` may be on a disk
     shared with other machines.
     """
     name = hashlib.sha256(f"{socket.gethostname()}\n{os.getuid()}\n{subject}".encode()).hexdigest()[:32]

@@ -59,7 +59,7 @@ _LACKS = (
 
 @contextmanager
 def located(loaded: Loaded) -> Iterator[None]:
-    """Put ``file:line`` in place of a config key in the errors that are raised inside."""
+    """Inside, replace config keys in raised errors by ``file:line``."""
     try:
         yield
     except ConfigError as error:
@@ -104,7 +104,7 @@ def planned(
 
 @dataclass(frozen=True)
 class _Draft:
-    """A plan (None if there is none) before its checks: ``ruled`` by the rules, ``problems`` of the plan.
+    """A plan (or None) before its checks; ``ruled``: findings of the rules, ``problems``: of the plan.
 
     ``knows_shape``: the model's shape is known; ``of_devices``: findings about the hardware.
     """
@@ -126,7 +126,7 @@ def _draft(
     imports: bool,
     ranks: Ranks | None,
 ) -> _Draft:
-    """Plan with all that is known before a start. Raises ConfigError for a folder that is no model."""
+    """Make a plan from the facts before a start. Raises ConfigError for a folder that is not a model."""
     config = loaded.config
     if unusable := wrong_folders(config):  # nothing else that can be said of them would help
         ruled = errors(_of_rules(loaded, frozenset(), config))
@@ -159,7 +159,7 @@ def _draft(
 
 
 def _unread(loaded: Loaded) -> list[Diagnostic]:
-    """Return the notes about files that were not there to be read, as errors."""
+    """Return the notes about missing files, as errors."""
     name = config_codes.CONFIG_FOREIGN_MISSING.name
     return [replace(d, severity=Severity.ERROR) for d in loaded.notes if d.code == name]
 
@@ -179,8 +179,8 @@ def _machine(
 
 
 def with_plan(error: NotLoaded) -> ConfigError:
-    """Combine a config's loading errors with all that ``planned`` finds, if every unknown key must mean one
-    known key. Else combine ``with_files`` with the plan's findings about the sound part on this machine.
+    """Combine a config's loading errors with the findings of ``planned``, if every unknown key has a single
+    possible meaning. Else combine the errors of ``with_files`` with the plan's findings about the valid part.
     """
     if error.doubt:
         return with_files(error, _without_files)
@@ -200,7 +200,7 @@ def with_files(
     error: NotLoaded,
     judge: Callable[[Loaded, frozenset[str], Config], Sequence[Diagnostic]] = _of_rules,
 ) -> ConfigError:
-    """Combine a config's loading errors with those that ``judge`` and the named files give its sound part."""
+    """Combine a config's loading errors with those of ``judge`` and of the named files for its valid part."""
     sound = error.partial
     surely = certain_findings(partial(judge, sound, error.doubt), sound.config, error.doubt)
     in_doubt = check_in_doubt(sound.config, error.doubt)
@@ -218,8 +218,8 @@ _OFFLOAD = "training.deepspeed.zero_optimization.offload_"
 
 
 def _without_files(loaded: Loaded, doubt: frozenset[str], config: Config) -> Sequence[Diagnostic]:
-    """Return the errors of the rules and the plan on this machine. Return the rules' errors alone if a
-    doubted key may be any key of a section, or decides the plan's shape.
+    """Return the errors of the rules and the plan on this machine. Return only the rules' errors if a doubted
+    key may be any key of a section, or decides the plan.
     """
     ruled = _of_rules(loaded, doubt, config)
     others_in_doubt = frozenset(key for key in doubt if not key.startswith(_OFFLOAD))
@@ -281,7 +281,7 @@ def _shape(config: Config, exactly: bool) -> tuple[ModelShape | None, list[Diagn
 
 
 def _others(config: Config, exactly: bool) -> tuple[dict[str, ModelShape | None], list[Diagnostic]]:
-    """Return the shapes of the other models that the config names, and what is wrong with their folders."""
+    """Return the shapes of the config's other models, and the errors of their folders."""
     try:
         return named_shapes(config, os.environ, exactly=exactly), []
     except ConfigError as error:
@@ -322,7 +322,8 @@ def _has_line(finding: Diagnostic) -> bool:
 
 
 def _follows(finding: Diagnostic, findings: Sequence[Diagnostic]) -> bool:
-    """Whether a finding only says what a folder lacks, and another says what that folder is."""
+    """Whether a finding only reports a missing part of a folder, and another finding identifies the
+    folder."""
     where, shown = finding.where, finding.found
     return finding.code in _LACKS and any(
         d.code in _IS

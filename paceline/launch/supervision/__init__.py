@@ -1,1 +1,1 @@
-"""Start a node's processes, watch them, and say how each of them ended."""
+"""Start a node's processes, watch them, and record how each ended."""

@@ -1,4 +1,5 @@
-"""One rank as a child of the process that another launcher has started: that process stays the user's own."""
+"""Run one rank as a child of a process started by another launcher; that process keeps running the user's
+code."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def run_beneath(
     passed on to the child, which stops after its step, and the child dies with this process.
 
     torchrun's agent has one store for all trainings of its processes, so each counts as a further attempt.
-    The ranks of one do not read the keys of another. Every rank must call this equally often.
+    So the ranks of one training do not read keys of another. Every rank must call this equally often.
     """
     server = WorkerServer(1)
     attempt = parse_nonnegative_int(environ.get(RESTARTS, "0")) * _MOST_CALLS + next(_CALLS)

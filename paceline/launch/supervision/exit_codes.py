@@ -1,6 +1,6 @@
 """Combine the exit codes of many processes into one, and find the failure that caused the others.
 
-A rank's own named error wins over the errors that it causes in others. So does the first death by a signal
+A rank's own reported error wins over the errors that it causes in others. So does the first death by a signal
 that the launcher did not send. The order in which failures are observed is not always the order in which they
 happened. Ranks that lose a peer may fail with arbitrary errors shortly before the launcher notices the dead
 process. A library may abort (SIGABRT) a rank whose peer has just reported its error. So a death by a signal
@@ -81,9 +81,9 @@ def root_of(failures: Sequence[Failure]) -> Failure | None:
 def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) -> int:
     """Combine the exit codes of all ranks (by rank; negative: killed by that signal, as in ``Popen``).
 
-    Causes win over consequences: a process's own failure over a death by signal, and that over "exited since
-    a peer failed". After a stop request (``stop_signal``) deaths by SIGTERM are consequences: "stopped,
-    saved" wins if any worker returned it, else the result is 128 + ``stop_signal``.
+    Causes win over consequences: a process's own failure over a death by signal, and that over "exited
+    because a peer failed". After a stop request (``stop_signal``) deaths by SIGTERM are consequences:
+    "stopped, saved" wins if any worker returned it, else the result is 128 + ``stop_signal``.
     """
     values = [codes[rank] for rank in sorted(codes)]
     # Own failures, then deaths by signal, then consequences in order of severity.
@@ -99,10 +99,10 @@ def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) ->
 
 
 def left_unannounced(rank: int, code: int, time: float, log: str = "") -> Failure:
-    """Return the failure of a rank that exited with ``code`` without a word to its launcher.
+    """Return the failure of a rank that exited with ``code`` without a report to its launcher.
 
-    Every rank announces its end, so user code or a library has ended this one (``os._exit``). A code that
-    Paceline gives a meaning (finished, stopped, refused) is not taken at its word.
+    Every rank announces its end, so user code or a library has ended this one (``os._exit``). An exit code
+    with a meaning in Paceline (finished, stopped, refused) is not trusted then.
     """
     answer = int(ExitCode.FAILED) if code in (*CALM, *ECHOES, ExitCode.CONFIG) else code
     remedy = (

@@ -194,7 +194,7 @@ class LaunchRecord:
         write_result(self.run, outcome, exit_code, facts, findings, redact=self._redact)
 
     def _correct(self, exit_code: int, findings: Sequence[Diagnostic]) -> None:
-        """Give the result that rank 0 wrote the exit code of the run, which the launcher alone knows."""
+        """Set the run's exit code, which only the launcher knows, in the result that rank 0 wrote."""
         try:
             data = json.loads(read_run_file(self.run.result_json))
             outcome, code = data.pop("outcome"), data.pop("exit_code")

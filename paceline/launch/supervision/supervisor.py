@@ -5,14 +5,14 @@ torchrun's agent, which would kill them after a fixed time. A worker saves after
 further Ctrl-C kills everything and the exit code is 130. Every child has its own session, so a terminal's
 Ctrl-C reaches only the supervisor.
 
-Exit codes. Those of the workers, see ``exit_codes``. A worker announces its end. If it exits without that, it
-has failed, whatever its code. If it is killed afterwards, the run's code is 70 (the result is there). When a
-rank is killed by a signal, the others are told at once through their socket (``worker_channel``), write it
-down and exit. The supervisor kills ranks that stay longer than ``WORD_SECONDS``, or have no socket yet. When
-a rank fails with its own error, the others get ``NAMED_SECONDS`` to hear of it from that rank (the alarm
-between ranks). Then the launcher tells them in the same way. ``PEER_SECONDS``, then SIGTERM, then SIGKILL
-apply to ranks that only lost a peer on another node. How each rank ended is recorded in the run directory
-(``exit_record``).
+Exit codes. ``exit_codes`` combines those of the workers. A worker announces its end. If it exits without
+that, it has failed, whatever its code. If it is killed afterwards, the run's code is 70 (the result exists).
+When a rank is killed by a signal, the launcher tells the others at once through their socket
+(``worker_channel``); they log it and exit. The supervisor kills ranks that stay longer than ``WORD_SECONDS``,
+or have no socket yet. When a rank fails with its own error, the others get ``NAMED_SECONDS`` to hear of it
+from that rank (the alarm between ranks). Then the launcher tells them in the same way. ``PEER_SECONDS``, then
+SIGTERM, then SIGKILL apply to ranks that only lost a peer on another node. How each rank ended is recorded in
+the run directory (``exit_record``).
 
 Cleanup. All descendants carry a mark in their environment, by which the remaining ones, detached or not, are
 found and killed at the end. If the supervisor itself is killed, the kernel sends its children SIGTERM
@@ -83,10 +83,10 @@ def run(
 ) -> int:
     """Start ``specs`` and wait; return the exit code.
 
-    - ``environ``: what the children inherit
+    - ``environ``: the children's environment
     - ``record``: where their exits are recorded
     - ``output``: the file descriptor of their standard output and error (None: this process's)
-    - ``requests_stop``: whether this process wants a graceful stop, as a signal asks for
+    - ``requests_stop``: whether this process requests a graceful stop, as a signal does
 
     Raises ConfigError if a process cannot be started; those already started are ended first. Raises BusyError
     if another run took the directory meanwhile.
@@ -99,7 +99,7 @@ class _Child:
     """A process that this node has started.
 
     - ``code``: as in ``Popen.returncode``, once it has exited and its last report is read
-    - ``ended``: we killed it since another rank had failed
+    - ``ended``: killed by the launcher, since another rank had failed
     - ``led``: an agent whose workers got SIGTERM
     """
 
@@ -206,7 +206,7 @@ class _Supervisor:
     def _hear(self) -> None:
         """Read the workers' reports.
 
-        Behind an agent also notice a lost process, which only the agent can wait for.
+        Behind an agent also detect a lost process, since only the agent can wait for it.
         """
         self._server.poll()
         now = time.monotonic()
@@ -233,7 +233,7 @@ class _Supervisor:
                 self._exited(child, child.code)
 
     def _exited(self, child: _Child, code: int) -> None:
-        """Judge the exit of a process: one in order, one that we caused, or a failure."""
+        """Classify the exit of a process: normal, caused by the launcher, or a failure."""
         rank, now = child.spec.rank, time.monotonic()
         worker = self._server.workers.get(rank) if rank is not None else None
         announced = None if worker is None else worker.code
@@ -263,7 +263,8 @@ class _Supervisor:
     def _expects_word(self, rank: int, code: int) -> bool:
         """Whether a rank that exits with ``code`` ought to have announced it.
 
-        Not after a second Ctrl-C, nor one that we told to leave; nor a worker that is none of ours.
+        Not after a second Ctrl-C, nor if the launcher told it to leave, nor for a worker that is not
+        Paceline's.
         """
         worker = self._server.workers.get(rank)
         if code == ExitCode.INTERRUPTED or (code in ECHOES and worker is not None and worker.notified):
@@ -271,7 +272,7 @@ class _Supervisor:
         return worker is not None or (self._record is not None and self._server.serves)
 
     def _fails_silently(self, failure: Failure) -> None:
-        """Take a failure that the rank itself could not report, and report it."""
+        """Report a failure that the rank itself could not report."""
         if failure.finding is not None:
             self._report(failure.finding.render())
         self._fails(failure)
@@ -433,7 +434,7 @@ class _Supervisor:
         return exits
 
     def _on_stacks(self, number: int, frame: FrameType | None) -> None:
-        """Hand the request for stacks on to the ranks: those that have called listen for it."""
+        """Pass the request for stacks on to connected ranks, which listen for it."""
         for worker in list(self._server.workers.values()):
             processes.send(worker.pid, number)
         self._report("signal USR1: each rank writes the stacks of its threads to its log, and goes on")

@@ -133,7 +133,7 @@ class WorkerConnection:
     - ``code``: the exit code it announced
     - ``finding``: its error
     - ``gone``: it closed the connection
-    - ``notified``: it was sent another rank's failure
+    - ``notified``: it has been told of another rank's failure
     - ``codes``: for torchrun's agent, the exit codes of its ranks
     """
 
@@ -147,7 +147,7 @@ class WorkerConnection:
 
 
 class WorkerServer:
-    """Non-blocking server of the workers' connections: which ranks connected, failed or died.
+    """Non-blocking server of the workers' connections, which tracks connected, failed and dead ranks.
 
     If no socket can be created there are no workers, and the launcher relies on signals alone.
     """
@@ -271,7 +271,7 @@ def decoded(lines: list[bytes]) -> Iterator[dict[str, Any]]:
 def is_own(link: socket.socket) -> bool:
     """Whether the peer process belongs to this user or to root.
 
-    True where the system cannot tell (not Linux).
+    True if the system does not show it (not Linux).
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return True

@@ -1,1 +1,1 @@
-"""Attention over packed documents: the kernels, which of them a model gets, and context parallelism."""
+"""Attention over packed documents: kernels, the choice of a model's kernel, and context parallelism."""

@@ -41,8 +41,8 @@ from paceline.plan.model.kernels import (
 def document_flash(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float, causal: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """``documents.CpuDocuments`` as an operator: query [1, H, T, D], key and value [1, K, T, D], int64 bounds
-    [documents + 1] -> the attention [1, H, T, D] and its log-sum-exps [1, H, T].
+    """``reference_attention.CpuDocuments`` as an operator: query [1, H, T, D], key and value [1, K, T, D],
+    int64 bounds [documents + 1] -> the attention [1, H, T, D] and its log-sum-exps [1, H, T].
     """
     edges = tuple(bounds.tolist())
     product = product_dtype(query.dtype, query.device)
@@ -118,9 +118,9 @@ def document_scores(
     softcap: float | None,
     causal: bool = True,
 ) -> Tensor:
-    """``documents.documents_generic`` without dropout as an operator: [1, H, T, D], [1, K, T, D], [1,
-    K, T, E] -> [1, H, T, E]; int64 ``bounds`` on the host. The backward computes one document's scores
-    a second time.
+    """``reference_attention.documents_generic`` without dropout as an operator: [1, H, T, D], [1, K, T, D],
+    [1, K, T, E] -> [1, H, T, E]; int64 ``bounds`` on the host. The backward computes one document's scores a
+    second time.
     """
     edges = tuple(bounds.tolist())
     longest = max(b - a for a, b in pairwise(edges))
@@ -254,8 +254,8 @@ def traced_attention(
 ) -> Tensor:
     """``packed_attention`` inside a compiled layer: [1, H, T, D], [1, K, T, D] -> [1, T, H, D].
 
-    The kernel is the one for a document longer than the window: a shorter one takes it too. Everything that
-    differs from batch to batch is a tensor, or a number that torch.compile keeps as a symbol.
+    The kernel is that for a document longer than the window, which also computes shorter ones. Everything
+    that differs from batch to batch is a tensor, or a number that torch.compile keeps as a symbol.
     """
     assert layout.context is None, "context parallelism is refused before the start"
     if layout.shared is not None:

@@ -54,9 +54,8 @@ class ContextParallel:
 
 
 def batch_sharder(mesh: DeviceMesh, *, method: str, sequence_parallel: bool) -> Callable[[Batch], Batch]:
-    """Return the function that turns a micro-batch into what a rank of ``mesh`` computes: its block of the
-    tokens under context parallelism. Else the rank computes the whole batch, padded so that sequence
-    parallelism can split it.
+    """Return the function that gives a rank of ``mesh`` its part of a micro-batch. Under context parallelism
+    that is a block of tokens, else the whole batch, padded so that sequence parallelism can split it.
 
     ``mesh`` is a run's; axes of size 1 may be missing.
     """
@@ -128,8 +127,8 @@ def check_context_parallel(root: Any, cp: int, method: str, tp: int = 1) -> None
 
 
 def shared_heads(key: Tensor, heads: int, ranks: int) -> Tensor:
-    """Repeat the heads of a key or value [1, K, T, D] as few times as let ``ranks`` split them, each next to
-    the query heads that read it.
+    """Repeat the heads of a key or value [1, K, T, D] until ``ranks`` can split them, each next to the query
+    heads that read it.
 
     ``heads`` is the number of query heads.
     """

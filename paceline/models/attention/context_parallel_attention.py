@@ -72,7 +72,7 @@ def tail_and_rest(
     layout: PackedSequenceInfo,
     options: AttentionOptions,
 ) -> Tensor:
-    """Attention for kernels that want as many keys as queries. It computes the tail of the document that
+    """Attention for kernels that need as many keys as queries. It computes the tail of the document that
     began earlier (the first of ``layout``, which has ``keys``), then calls ``inner`` on the others. Shapes as
     in ``documents_varlen``.
     """

@@ -28,8 +28,9 @@ def documents_varlen(
 ) -> Tensor:
     """Attention per document: query [1, H, T, D], key [1, K, S, D] and value [1, K, S, E] -> [1, H, T, E].
 
-    S is T but under ``layout.keys``: then a document's queries are its last ones. The kernel knows heads of
-    one size, a multiple of 8: others get zeros. It knows neither dropout nor capped scores.
+    S is T unless ``layout.keys`` is set: then a document's queries are its last tokens. The kernel takes
+    heads of one size, a multiple of 8: other sizes are padded with zeros. It has neither dropout nor capped
+    scores.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -59,7 +60,7 @@ def documents_varlen(
 
 
 def _window(window: int | None, causal: bool) -> tuple[int, int]:
-    """Return how many keys before and after its own a query sees; -1: all."""
+    """Return the numbers of keys before and after its own position that a query sees; -1: all."""
     side = -1 if window is None else window - 1
     return (side, 0 if causal else side)
 

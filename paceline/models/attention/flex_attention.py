@@ -1,5 +1,5 @@
 """Attention by torch's ``flex_attention`` (Dong et al. 2024, arXiv:2412.05496), compiled for the device:
-capped scores, and what a query sees by blocks.
+capped scores, and block masks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def flex_call(
     """query [1, H, T, D], key [1, K, S, D], value [1, K, S, E] -> [1, H, T, E] and, if wanted, fp32
     log-sum-exps [1, H, T]. ``first``, ``last``, ``blocks``: see ``VisibleKeys``.
 
-    The mask is a function of tensors alone: no window, length or document is a constant of what is compiled.
+    The mask depends only on tensors: no window, length or document is a constant of the compiled graph.
     """
     from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
@@ -74,8 +74,8 @@ def flex_call(
 
 
 def compiled_flex(backend: str = "inductor") -> FlexCall:
-    """Return ``flex_call`` compiled once for all numbers of tokens and documents; again for other heads,
-    dtypes, scales and caps.
+    """Return ``flex_call`` compiled once for all numbers of tokens and documents, and anew for other heads,
+    dtypes, scales or caps.
     """
     compiled: FlexCall = torch.compile(flex_call, fullgraph=True, backend=backend)
 
@@ -117,7 +117,7 @@ def documents_flex(
     """query [1, H, T, D], key [1, K, S, D], value [1, K, S, E] -> [1, H, T, E]; ``sinks``: [H], each one more
     logit of the softmax without a value, uncapped.
 
-    Triton multiplies no heads below 16: smaller ones get zeros.
+    Triton needs heads of at least 16: smaller ones are padded with zeros.
     """
     value_width = value.shape[-1]
     query, key, value = (
@@ -138,8 +138,8 @@ BLOCK = 128
 class VisibleKeys:
     """``first``, ``last``: int32 [T], a query's first and last key (counted over the batch's S keys).
 
-    ``blocks``: int32 tables, by block of queries, then by block of keys, each first of the blocks that need
-    the mask, then of those seen whole: their number [1, 1, N] and their places [1, 1, N, M].
+    ``blocks``: int32 tables, by block of queries, then by block of keys. Each lists first the blocks that
+    need the mask, then the fully visible blocks: their number [1, 1, N] and indexes [1, 1, N, M].
     """
 
     first: Tensor
@@ -156,10 +156,9 @@ class VisibleKeys:
         window: int | None,
         causal: bool = True,
     ) -> VisibleKeys:
-        """Return what ``queries`` see of ``keys``; boundaries int32 [D + 1] on the device that it is wanted
-        on.
+        """Return the keys that ``queries`` see; boundaries are int32 [D + 1] on the result's device.
 
-        A document's queries are the last of as many as it has keys.
+        A document's queries are its last tokens if it has more keys than queries.
         """
         position = torch.arange(queries, device=cu_queries.device)
         document = torch.searchsorted(cu_queries[1:], position, right=True)
@@ -178,8 +177,8 @@ def _count(tokens: int) -> int:
 
 
 def _blocks(first: Tensor, last: Tensor, rows: int, columns: int) -> tuple[Tensor, ...]:
-    """Return ``VisibleKeys.blocks``. Row i touches the columns from ``low`` to ``high``, and those from
-    ``inner`` up to ``outer`` are seen whole by all its queries.
+    """Return ``VisibleKeys.blocks``. Row i needs the columns from ``low`` to ``high``; all its queries fully
+    see those from ``inner`` up to ``outer``.
     """
     row = torch.arange(rows, device=first.device) * BLOCK
     begin = row.clamp(max=first.shape[0] - 1)
@@ -201,13 +200,13 @@ def _blocks(first: Tensor, last: Tensor, rows: int, columns: int) -> tuple[Tenso
 
 
 def _rows_over(column: Tensor, begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each column the rows [a, b) whose [begin, end) has it; both ends never fall."""
+    """Return for each column the rows [a, b) whose [begin, end) contains it; begin and end never decrease."""
     return torch.searchsorted(end, column, right=True), torch.searchsorted(begin, column, right=True)
 
 
 def _outside(low: Tensor, inner: Tensor, outer: Tensor, high: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return the number and the places of what lies in [low, inner) and [outer, high): int32 [1, 1, N] and
-    [1, 1, N, width].
+    """Return, for each of N rows, the number and the indexes of the blocks in [low, inner) and [outer, high):
+    int32 [1, 1, N] and [1, 1, N, width].
     """
     before = inner - low
     offset = torch.arange(width, device=low.device)[None, :]

@@ -1,4 +1,4 @@
-"""The kernels of one model: chosen by its device's capability, which is asked once; recorded."""
+"""The kernels of one model: chosen by its device's capability, queried once, and recorded."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def traced_kernel(
 
 
 class RowKernels:
-    """Which kernels compute one model's row-wise work, asked once a device. ``ran``: those that were called,
+    """The kernels of one model's row-wise work, chosen once per device. ``ran``: those that were called,
     each as ``work kernel`` (see ``plan.model.kernels.row_kernels``).
     """
 
@@ -136,7 +136,7 @@ def _plain(tensors: tuple[Tensor, ...]) -> bool:
 def activate_flash(version: str) -> str:
     """Let torch call this implementation (``flash_version``) from now on; empty: change nothing.
 
-    Returns what is to be said of it, empty for nothing. A package that cannot be imported leaves torch's own
+    Returns a note, or an empty text. A package that cannot be imported leaves torch's own
     kernel in place.
     """
     if not version:

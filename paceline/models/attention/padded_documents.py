@@ -16,11 +16,11 @@ from paceline.models.typed_autograd import Function, FunctionContext
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Where the ``T`` tokens of ``D`` documents lie, ``L`` being the longest; all on the batch's device.
+    """Indexes of the ``T`` tokens of ``D`` documents with longest length ``L``; all on the batch's device.
 
-    index  int64 [D, L]  the token of each place (the last one, or any, where there is none)
-    real   bool [D, L]   whether there is one; padding is at the end of a row
-    flat   int64 [T]     the place of each token in the rows laid end to end
+    index  int64 [D, L]  the token at each position (padding: the last token, or any)
+    real   bool [D, L]   whether the position has a token; padding is at the end of a row
+    flat   int64 [T]     the position of each token in the concatenated rows
     """
 
     index: Tensor
@@ -39,7 +39,7 @@ class PaddedRows:
         return PaddedRows(index, real, document * longest + token - bounds[document])
 
     def pad(self, x: Tensor) -> Tensor:
-        """[T, …] -> [D, L, …]; what stands where no token is has no gradient."""
+        """[T, …] -> [D, L, …]; padding has no gradient."""
         return _Pad.apply(x, self.index, self.flat)
 
     def unpad(self, x: Tensor) -> Tensor:
@@ -86,11 +86,11 @@ CHUNK = 64  # tokens; scans compute whole chunks of this size, so that shorter d
 
 @dataclass(frozen=True)
 class DocumentsByLength:
-    """Where the ``T`` tokens of a flat batch lie in the rows of all groups, laid end to end.
+    """Positions of the ``T`` tokens of a flat batch in the concatenated rows of all groups.
 
     sizes   (documents, longest) of each group
     places  of the tokens in those rows, as one row [1, sum of documents · longest]; None if all documents are
-            equally long: the rows are then the batch itself, cut
+            equally long: the rows are then the batch itself, reshaped
     """
 
     sizes: tuple[tuple[int, int], ...]
@@ -128,7 +128,7 @@ class DocumentsByLength:
         return DocumentsByLength(sizes, PaddedRows(index.clamp_(max=bounds[-1] - 1)[None], real[None], flat))
 
     def rows(self, x: Tensor) -> list[Tensor]:
-        """[T, …] -> [documents, longest, …] of each group; what stands where no token is has no gradient."""
+        """[T, …] -> [documents, longest, …] of each group; padding has no gradient."""
         if self.places is None:
             return [x.view(*self.sizes[0], *x.shape[1:])]
         counts = [documents * longest for documents, longest in self.sizes]

@@ -232,9 +232,9 @@ def documents_padded(
     bound by kernel launches.
 
     Padding is at the end of each row, so no real position of a causal model attends to it; an encoder's gets
-    a mask. Shapes as in ``documents_generic``, but for scores that are capped. A sink is a key before the
-    document that all see: its score is the sink, its value 0. Heads get zeros up to a multiple of 8, as
-    kernels of other sizes keep all scores.
+    a mask. Shapes as in ``documents_generic``, but for scores that are capped. A sink becomes a key before
+    the document that every query sees: its score is the sink, its value 0. Heads are padded with zeros to a
+    multiple of 8, since kernels for other sizes store all scores.
     """
     scale, dropout, window, _, sinks = options
     rows, value_width = layout.padded, value.shape[-1]
@@ -270,10 +270,10 @@ def documents_padded(
 
 
 def _before_all(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Put a key before all others whose product with every query is ``sinks`` [H], and a query that is none.
+    """Prepend a key whose product with every query is ``sinks`` [H], and a dummy query.
 
-    Heads get a component that is 1 in queries and 0 in keys but the new one. As each query head has a sink of
-    its own, heads of keys that several share are repeated. Values get zeros up to the size of queries.
+    Heads get a component that is 1 in queries and 0 in all keys but the new one. Each query head has its own
+    sink, so shared key heads are repeated. Values are padded with zeros to the size of queries.
     """
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))

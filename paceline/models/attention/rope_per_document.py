@@ -1,5 +1,5 @@
-"""Rotary embeddings whose frequencies depend on the input length: each document gets those it would get
-alone.
+"""Rotary embeddings whose frequencies depend on the input length: each document gets the frequencies of its
+own length.
 
 Dynamic NTK and LongRoPE (Ding et al. 2024, arXiv:2402.13753) choose their factor by the largest position of a
 call. In a batch of several documents that would be the longest document's, for all of them. Here the module

@@ -76,8 +76,8 @@ class PackedSequenceInfo:
 
     @cached_property
     def span(self) -> Tensor:
-        """Return a tensor without storage of its own whose length is ``max_seqlen``. In a compiled layer a
-        number would be a constant; a dim is not.
+        """Return an expanded tensor, almost without storage, whose length is ``max_seqlen``. In a compiled
+        layer a number would be a constant; a dim is not.
         """
         return self.cu_seqlens[:1].expand(self.max_seqlen)
 
@@ -89,7 +89,7 @@ class PackedSequenceInfo:
 
     @cached_property
     def padded(self) -> PaddedRows:
-        """Where the tokens lie in one padded row a document: computed once a micro-batch."""
+        """The positions of the tokens in padded rows, one per document: computed once a micro-batch."""
         return PaddedRows.of(self.cu_seqlens, self.max_seqlen, self.bounds[-1])
 
     @cached_property
@@ -99,11 +99,12 @@ class PackedSequenceInfo:
 
     @property
     def longest_keys(self) -> int:
-        """How many keys the document with the most of them has."""
+        """The largest number of keys of a document."""
         return (self.keys or self).max_seqlen
 
     def visible(self, window: int | None) -> VisibleKeys:
-        """Return what each query sees: computed once a micro-batch for all layers that share a window."""
+        """Return the keys that each query sees: computed once a micro-batch for all layers that share a
+        window."""
         if window not in self._visible:
             keys = self.keys or self
             counts = self.bounds[-1], keys.bounds[-1]
@@ -137,8 +138,8 @@ class AttentionContext:
     ``current`` is the layout of a packed forward. ``rows`` is that of a padded forward, one document per row:
     not needed by attention, but by rotary embeddings that depend on a document's length.
 
-    ``kernels`` chooses the kernel of each attention call, ``row_kernels`` those of norms and the like; both
-    know which ran.
+    ``kernels`` chooses the kernel of each attention call, ``row_kernels`` those of norms and similar layers;
+    both record which ran.
 
     Recomputation in the backward restores the layout of its own forward (see ``recompute``), so two forwards
     may precede the first backward.

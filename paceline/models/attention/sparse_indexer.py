@@ -1,9 +1,9 @@
-"""Attention that selects its keys: what selects is left as it is, what no key is made of counts as used.
+"""Attention that selects or compresses keys: indexers stay frozen, and unused compressors get zero gradients.
 
 DeepSeek-V3.2's lightning indexer scores the keys, and each query reads the ``index_topk`` best. The selection
 is discrete: no gradient of a model's loss reaches the indexer. DeepSeek trains it by a loss of its own, its
 divergence from the attention over all keys (DeepSeek-V3.2, section 2.1.1), which is not computed here.
-DeepSeek-V4's compressors make one key of ``compress_rate`` tokens, and none of fewer.
+DeepSeek-V4's compressors make one key from ``compress_rate`` tokens, and none from fewer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def selects_keys(hf: nn.Module) -> bool:
 
 
 def freeze_selectors(hf: HFModel) -> int:
-    """Leave the parts that select keys as they are in training; return how many there are."""
+    """Freeze the parts that select keys; return their number."""
     modules = [module for _, module in selectors(hf)]
     for module in modules:
         module.requires_grad_(False)
@@ -41,8 +41,8 @@ def freeze_selectors(hf: HFModel) -> int:
 
 
 def use_compressors(hf: HFModel) -> None:
-    """Let what compresses keys take part in each step, with gradients of zero where no document was long
-    enough: DDP waits for every parameter's.
+    """Give compressors a gradient of zero in steps without a long enough document, since DDP waits for the
+    gradient of every parameter.
     """
     for module in hf.modules():
         if _is_a(module, _COMPRESSES):

@@ -39,7 +39,7 @@ _FAR = 1e3  # times a normal probe: beyond what a class may clip
 
 
 class PlainAttention(nn.Module):
-    """The attention of a Llama-like model, as far as it is read here; no module is made of this class."""
+    """The attributes of a Llama-like attention that are read here; only a type."""
 
     q_proj: nn.Linear
     k_proj: nn.Linear
@@ -234,7 +234,7 @@ def _looks_plain(module: nn.Module) -> TypeGuard[PlainAttention]:
 
 
 def _projects_far(module: PlainAttention, probe: Tensor, turn: tuple[Tensor, Tensor]) -> bool:
-    """Whether ``module`` projects large values as the fused form does: OLMo clips them."""
+    """Whether ``module`` projects large values like the fused form; OLMo clips them."""
     with recording(module) as record:
         module(probe, position_embeddings=turn, attention_mask=None)
     pairs = zip(record[PROJECTED], _project(module, probe, *turn), strict=True)

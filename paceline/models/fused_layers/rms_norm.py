@@ -77,7 +77,7 @@ class RmsNorm(Function):
 
 
 class AtenRmsNorm(Function):
-    """The same by torch's fused kernel: x [.., H] and weight [H] of one dtype, statistics in fp32."""
+    """RMSNorm by torch's fused kernel: x [.., H] and weight [H] of one dtype, statistics in fp32."""
 
     @staticmethod
     def forward(ctx: _KernelContext, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -97,7 +97,7 @@ class AtenRmsNorm(Function):
 
 
 class TritonRmsNorm(Function):
-    """The same by Paceline's kernel: x [.., H] and weight [H] of any dtypes but fp64, statistics in fp32."""
+    """RMSNorm by Paceline's kernel: x [.., H] and weight [H] of any dtypes but fp64, statistics in fp32."""
 
     @staticmethod
     def forward(ctx: _KernelContext, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
@@ -151,7 +151,7 @@ def traced_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
 def fuse_norms(model: nn.Module, stand_in: bool = False) -> int:
     """Swap the RMSNorms of ``model`` that compute exactly this, changing nothing else; return how many.
 
-    ``stand_in``: weights on meta are probed by values that stand in for them.
+    ``stand_in``: probe weights on meta with substitute values.
     """
     verdicts: dict[tuple[type, float, int], float | None] = {}
     count = 0
@@ -186,7 +186,7 @@ def _wide(x: Tensor) -> Tensor:
 def _invertible(x: Tensor, gain: Tensor) -> bool:
     """Return whether x can be recovered from the output, which the next linear layer keeps anyway.
 
-    True without rounding in between and with no gain so close to 0 that it lost digits. CPU only, where
+    True if nothing is rounded in between and no gain is so close to 0 that digits are lost. CPU only, where
     reading the gains does not synchronize.
     """
     exact = x.device.type == "cpu" and x.dtype == gain.dtype and x.dtype.itemsize >= 4

@@ -1,1 +1,1 @@
-"""Heads: logits of labelled positions, log-probabilities, scores, and the losses that are made of them."""
+"""Heads: logits of labelled positions, log-probabilities, scores, and losses computed from them."""

@@ -265,8 +265,8 @@ def _softmax_(head: ChunkedLogits, rows: slice, logits: Tensor, target: Tensor) 
     """Turn logits into probabilities in place; return Σ -log p(target).
 
     On a CPU the loss is read off the probability, which saves a pass over [rows, V]. Where the probability is
-    too small to be accurate, the row's logits are computed again. A device would have to be waited for to
-    know where.
+    too small to be accurate, the row's logits are computed again. On a device, finding these rows would need
+    a synchronisation.
     """
     if logits.device.type != "cpu":
         sums = torch.logsumexp(logits, -1, keepdim=True)

@@ -66,9 +66,8 @@ def divergence_rows(student: Tensor, teacher: Tensor, how: Divergence) -> tuple[
 class TeacherHead:
     """The head of a frozen teacher, with its whole weight on this rank.
 
-    If the strategy shards the teacher's weights, the head's are copied once, in the dtype that they compute
-    in. The copy is made inside the teacher's own forward, where they are gathered (``copy_head``). They never
-    change.
+    If the strategy shards the teacher's weights, the head's are copied once, in their compute dtype. The copy
+    is made inside the teacher's forward, where they are gathered (``copy_head``), and never changes.
     """
 
     def __init__(self, head: Head) -> None:

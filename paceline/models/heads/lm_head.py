@@ -88,7 +88,7 @@ class OwnHead:
 
 class Vocabulary(Protocol):
     """Computes the fused losses over the vocabulary: all of it on this rank, or a shard
-    (``parallel_head.VocabularyPart``).
+    (``vocab_parallel.VocabularyPart``).
     """
 
     def nll(self, inputs: HeadInputs, correct: bool) -> tuple[Tensor, Tensor]: ...

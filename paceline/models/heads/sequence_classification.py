@@ -101,8 +101,8 @@ def auto_class(role: Role) -> AutoClass:
 
 
 def head_modules(hf: HFModel) -> dict[str, nn.Module]:
-    """Return the modules of the head of a classification class, by their names in ``hf``, in the order in
-    which they are called. Raises ConfigError where the class has others.
+    """Return the head's modules of a classification class, by their names in ``hf``, in call order. Raises
+    ConfigError if the class has unknown ones.
     """
     names = family_of(hf.config.model_type).head
     found = dict(hf.named_modules())
@@ -139,8 +139,8 @@ def head_layers(hf: HFModel) -> tuple[str, ...]:
 class PooledHead:
     """An encoder's head: the modules of its classification class, called in turn on a pooled document.
 
-    Pooled is the first token, or the mean of all (``classifier_pooling``). Modules are called, their weights
-    are not read, so that engines gather them. Each computes in the dtype of its weights.
+    Pooled is the first token, or the mean of all (``classifier_pooling``). Modules are called instead of
+    reading their weights, so that engines gather them. Each computes in the dtype of its weights.
     """
 
     fused = True
@@ -172,7 +172,7 @@ def scalar_head(hf: HFModel) -> ScalarHead | PooledHead:
 
 
 class NoHead:
-    """In a head's place: nothing but hidden states is asked of the model."""
+    """Replaces a head where only hidden states are required."""
 
     fused = True
     reason = "none: hidden states stand for documents"
@@ -186,8 +186,8 @@ class ScalarHead:
     """``Linear(hidden, K)`` without bias, K being ``num_labels``, applied to the last hidden states at the
     last token of each document or at the labelled positions.
 
-    The layer is called, its weight is not read, so that engines gather its parameters. It computes in the
-    dtype of its weight.
+    The layer is called instead of reading its weight, so that engines gather its parameters. It computes in
+    the dtype of its weight.
     """
 
     fused = True

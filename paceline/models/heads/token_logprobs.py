@@ -1,4 +1,4 @@
-"""Log-probability and entropy of each token, keeping as many logits for the backward as there is room for."""
+"""Log-probability and entropy of each token; the backward reuses as many kept logits as fit."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class _Rows:
 @dataclass(frozen=True)
 class VocabularyPart:
     """This rank's columns of the logits, from ``start`` on, in a group with equal shards; used in place of
-    ``heads.WholeVocabulary``.
+    ``lm_head.WholeVocabulary``.
     """
 
     group: Group

@@ -1,1 +1,1 @@
-"""From a model's folder or name to its weights, in the dtype and on the ranks that want them."""
+"""Load a model's weights from its folder or name, in the required dtype, on the ranks that need them."""

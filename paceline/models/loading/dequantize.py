@@ -1,4 +1,4 @@
-"""Weights that a folder stores quantized, as plain numbers again: one formula for each way to store them.
+"""Dequantize stored weights: one formula per storage format.
 
 Each takes the stored tensors of one weight by the ends of their names and returns float32 in the layout of
 Transformers' class.
@@ -112,7 +112,7 @@ def awq(parts: Parts, settings: Settings) -> Tensor:
 def _by_inputs(numbers: Callable[[int, int], Tensor], zeros: Tensor, parts: Parts, num_inputs: int) -> Tensor:
     """Return scale · (q − zero) [out, in], ``numbers(first, end)`` being q [inputs, out] of some inputs.
 
-    A few inputs are made at a time: each step would take the weight's float32 bytes once more.
+    Computes a few inputs at a time, since each step would otherwise need another float32 copy of the weight.
     """
     scales = parts["scales"].to(torch.float32)
     group = parts["g_idx"].long() if "g_idx" in parts else _groups(num_inputs, len(scales))
@@ -165,7 +165,8 @@ def _block_of(settings: Settings, dim: int) -> int:
 
 
 def _of_rows(parts: Parts, first: int, end: int, bits: int, rows: int, each: int) -> Parts:
-    """Return the parts of some outputs of a weight of which ``each`` share a row of scales."""
+    """Return the parts of outputs ``first`` to ``end`` of a weight; ``each`` outputs share a row of
+    scales."""
     cut = dict(parts)
     for name in parts.keys() & {"weight", "packed", "scale", "zero_point"}:
         part = parts[name]
@@ -200,8 +201,8 @@ def _compressed(parts: Parts, settings: Settings) -> Tensor:
 
 
 def plain_shape(shapes: Mapping[str, tuple[int, ...]], settings: Settings) -> tuple[int, ...]:
-    """Return the shape of a weight whose parts have these ``shapes``: that of what its formula returns
-    (``compressed`` words name theirs).
+    """Return the shape of the plain weight whose parts have these ``shapes`` (``compressed`` words store
+    theirs).
     """
     if "weight" in shapes:
         return shapes["weight"]

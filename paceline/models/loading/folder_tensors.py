@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FolderTensors:
-    """What became of a folder's tensors. ``leaves_out``: tensors that are not trained are not exported either
-    (a score head in place of the language-model head).
+    """The use of each tensor of a folder. ``leaves_out``: tensors that are not trained are not exported
+    either (a score head in place of the language-model head).
     """
 
     folder: Path
@@ -87,10 +87,10 @@ def folder_tensors(
     whole: WholeModel | None = None,
     quantised: QuantisedFolder | None = None,
 ) -> FolderTensors | None:
-    """Account for every tensor of the folder (or the hub's ``name``), of which headers alone are read.
+    """Find the use of every tensor of the folder (or the hub's ``name``), from the files' headers only.
 
-    ``model`` may be on meta, and is the language model of ``whole``, if that is given; ``fresh``: names that
-    may be initialized from the seed. None if the files cannot be read: then the load says why. Raises
+    ``model`` may be on meta; it is the language model of ``whole``, if given; ``fresh``: names that
+    may be initialized from the seed. None if the files cannot be read: the load then reports why. Raises
     ConfigError ``models.missing_weights`` and ``models.lost_weights``.
     """
     try:

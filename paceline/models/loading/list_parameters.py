@@ -1,7 +1,7 @@
 """``python -m paceline.models.loading.list_parameters``: print the parameters of a model's class as JSON.
 
-Reads the part of a ``model:`` section that says which class it is from its input, and builds that class on
-the meta device. Started by ``plan.model.parameter_list``, so that planning itself needs no torch.
+Reads the class's part of a ``model:`` section from standard input, and builds the class on the meta device.
+Started by ``plan.model.parameter_list``, so that planning itself needs no torch.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def listing_of(source: ClassRequest) -> Listing:
-    """Return the parameters of the model's class, built without storage. Raises what building it raises."""
+    """Return the parameters of the model's class, built without storage. Passes on errors of building it."""
     config = load_hf_config(source)
     role = Role.CLASSIFIER if family_of(config.model_type).encoder else Role.POLICY
     hf = skeleton(auto_class(role), config, None, code_options(source))
@@ -175,7 +175,7 @@ def saved_bytes(hf: HFModel, layer: str) -> float:
 
     State spaces, linear attention and recurrences have no formula in common. Without their kernels
     Transformers computes them by plain tensor operations that save many times the layer's width. So its mixer
-    is called with hidden states without storage, and what autograd saves is added up.
+    is called with hidden states without storage, and the bytes that autograd saves are added up.
     """
     if not layer:
         return 0.0
@@ -203,7 +203,7 @@ def _moved(module: nn.Module) -> float:
 
 
 def _measured(mixer: nn.Module, width: int) -> float | None:
-    """Return what ``mixer`` saves a token; None where it cannot be called on its own."""
+    """Return the bytes that ``mixer`` saves a token; None if it cannot be called alone."""
     # the bytes of a training in 16 bit
     mixer = mixer.to(torch.bfloat16)
     weights = {p.untyped_storage()._cdata for p in mixer.parameters()}

@@ -1,8 +1,8 @@
-"""What becomes of every tensor of a model folder: loaded, converted, tied, carried, or refused by name.
+"""Find the use of every tensor of a model folder: loaded, converted, tied, carried or refused.
 
-Transformers drops what a class lists as ignorable (the further heads of DeepSeek-V3, say) without a word,
-and reports other tensors under converted names. Here each name of the files is followed through the same
-renamings as in ``transformers.core_model_loading``, on headers and a model without storage.
+Transformers silently drops the tensors that a class lists as ignorable (such as DeepSeek-V3's further heads),
+and reports others under converted names. Here each name of the files is followed through the same renamings
+as in ``transformers.core_model_loading``, on headers and a model without storage.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True)
 class LoadingReport:
-    """The names of a folder's tensors by what becomes of them.
+    """The names of a folder's tensors by their use.
 
     - ``used``: the model's own name (one that Transformers' converters fill) -> the names in the files,
       several where they are merged
     - ``ties``: the model's further names of weights -> the names that they are loaded under, where the files
       have both
     - ``carried``: not part of the model and without effect on it
-    - ``refused``: not part of the model, but of a module that computes with it in another class
+    - ``refused``: not part of the model, although another class would compute with it in this module
     - ``missing``: names that no file fills
     """
 
@@ -48,7 +48,7 @@ class LoadingReport:
 
     @property
     def tied(self) -> tuple[str, ...]:
-        """Names in the files that are further names of weights loaded under another."""
+        """Names in the files of tied weights that are loaded under another name."""
         return tuple(name for target in self.ties for name in self.used[target])
 
     @property
@@ -61,7 +61,7 @@ NOTHING = LoadingReport({}, {}, (), (), ())
 
 
 def account(model: PreTrainedModel, names: Iterable[str]) -> LoadingReport:
-    """Follow each of ``names`` into ``model``, of which only names are read (it may be on meta)."""
+    """Map each of ``names`` into ``model``, of which only names are read (it may be on meta)."""
     held = model.state_dict()
     find = partial(_name_in, model, held, _transforms(model))
     used: dict[str, list[str]] = defaultdict(list)
@@ -97,8 +97,8 @@ class TensorMerge:
 
 
 def conversions(model: PreTrainedModel, names: Iterable[str]) -> dict[str, TensorMerge | None]:
-    """Return those of ``names`` whose tensors Transformers' converters change on the way into ``model``, with
-    how they are joined; None: their values change otherwise.
+    """Return the ``names`` whose tensors Transformers' converters change, with the way they are joined; None:
+    their values change in another way.
     """
     from transformers.core_model_loading import rename_source_key
 
@@ -108,7 +108,7 @@ def conversions(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Tenso
 
 
 def _join(converters: list[WeightConverter], pattern: str) -> TensorMerge | None:
-    """Return what the converter of ``pattern`` does, if it only stacks and joins, or swaps dimensions."""
+    """Return the operation of ``pattern``'s converter, if it only stacks and joins, or swaps dimensions."""
     from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose
 
     matching = [one for one in converters if pattern in one.source_patterns]
@@ -137,7 +137,7 @@ _Transforms: TypeAlias = "tuple[list[WeightRenaming], list[WeightConverter]]"
 
 
 def _transforms(model: PreTrainedModel) -> _Transforms:
-    """Return fresh transforms of the class: some remember what they have matched."""
+    """Return new transforms of the class, since some store their matches."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming
 
@@ -149,7 +149,7 @@ def _transforms(model: PreTrainedModel) -> _Transforms:
 
 
 def _name_in(model: PreTrainedModel, held: dict[str, Tensor], transforms: _Transforms, name: str) -> str:
-    """Return the name in the model that the files' ``name`` becomes, as in
+    """Return the model's name for the files' ``name``, as in
     ``convert_and_load_state_dict_in_model``.
     """
     from transformers.core_model_loading import rename_source_key
@@ -162,7 +162,7 @@ def _name_in(model: PreTrainedModel, held: dict[str, Tensor], transforms: _Trans
 
 
 def _ties(model: PreTrainedModel) -> dict[str, str]:
-    """Return the further names of tied weights -> the names of their parameters."""
+    """Return other names of tied weights -> the names of their parameters."""
     return dict(model.all_tied_weights_keys or {})
 
 
@@ -213,7 +213,8 @@ def _part(name: str, target: str) -> tuple[str, int]:
 
 
 def _made_together(model: PreTrainedModel, used: Collection[str]) -> set[str]:
-    """Return what converters make beside the names in ``used`` (a fused projection is split)."""
+    """Return the names that converters produce together with those in ``used`` (a fused projection is
+    split)."""
     names = set()
     for converter in _transforms(model)[1]:
         first, *others = (p.replace("\\", "") for p in converter.target_patterns)
@@ -222,11 +223,10 @@ def _made_together(model: PreTrainedModel, used: Collection[str]) -> set[str]:
 
 
 def _acts(model: PreTrainedModel, others: Iterable[str]) -> list[str]:
-    """Return those of ``others``, names that the class does not have, that lie within a part that it
-    computes: a layer, or a module with weights of its own. A class that had them would compute something else
-    there.
+    """Return the names in ``others`` (unknown to the class) within a layer or a module with weights. A class
+    that has them computes something else there.
 
-    What the class lists as ignorable was left out by its authors.
+    Tensors that the class lists as ignorable do not count.
     """
     # older files hold rotary frequencies, which every class computes
     patterns = {r"rotary_emb\.inv_freq", *(model._keys_to_ignore_on_load_unexpected or ())}
@@ -250,8 +250,8 @@ def _parents(name: str) -> list[str]:
 
 
 def refusals(report: LoadingReport, where: str) -> list[Diagnostic]:
-    """Return what of a folder cannot be trained: missing tensors, and those that another class computes
-    with.
+    """Return the errors of a folder that cannot be trained: missing tensors, and tensors that only another
+    class computes with.
     """
     wrong = []
     if report.missing:

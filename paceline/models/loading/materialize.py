@@ -3,8 +3,8 @@ be read so (``models.loading.sharded_loading``), rank 0 builds the model on its 
 tensor by tensor and keep their shards only.
 
 Decisions that need real weights (which kernel computes a module) are taken by rank 0 and broadcast. No rank
-computes values by itself. Buffers that no checkpoint holds, such as rotary frequencies, are broadcast like
-weights, so that none can be left wrong.
+computes weights or buffers alone. Buffers that no checkpoint holds, such as rotary frequencies, are broadcast
+like weights, so that none can be left wrong.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def skeleton(
 def build_on_meta(
     build: ModelFactory, options: BuildOptions, world: World
 ) -> tuple[RootModule, RootModule | None]:
-    """Return the model without storage, and on rank 0 what ``fill`` sends the others: the model with the
-    weights that cannot be read in parts. Collective. A base whose layers are packed on the way
-    (``options.packs``) and whose files cannot be read in parts is built by every rank instead.
+    """Return the model without storage, and on rank 0 also the model with the weights that cannot be read in
+    parts, which ``fill`` sends. Collective. A base whose layers are packed on the way (``options.packs``) and
+    whose files cannot be read in parts is built by every rank instead.
     """
     root = build(replace(options, device=torch.device("meta")))
     if root.slices is None and quantization_of(root) is not None:
@@ -83,7 +83,7 @@ def build_on_meta(
 
 
 def quantization_of(root: RootModule) -> Quantization | None:
-    """Return how the weights below the adapters of ``root`` are packed in 4 bits, if they are."""
+    """Return the 4-bit format of the weights under the adapters of ``root``, if they are packed."""
     adapter = root.adapter if isinstance(root, RoleModule) else None
     return None if adapter is None else adapter.spec.quantization
 
@@ -190,7 +190,7 @@ def fill(
     (None: all of it, or the shard of a DTensor). ``tensors``: the tensors of ``root`` by their names in
     ``source``, where these differ.
 
-    What rank 0 sends passes the others one full tensor at a time. Raises PacelineError
+    Rank 0 sends one full tensor at a time. Raises PacelineError
     ``models.not_filled`` if anything is left on meta.
     """
     place = place or own_part
@@ -233,7 +233,7 @@ def fill(
 
 
 def _send_rows(slices: Slices | None, root: RootModule, world: World) -> None:
-    """Give ``root`` the rows that rank 0's ``slices`` have made. Collective."""
+    """Give ``root`` the new rows of rank 0's ``slices``. Collective."""
     more = None if slices is None else slices.more
     listed = {name: list(rows.shape) for name, rows in (more or {}).items()}
     for name, shape in world.broadcast_json(listed if world.is_main else None).items():
@@ -309,8 +309,8 @@ def empty_model(
 
 @torch.no_grad()
 def draw(hf: HFModel, names: Iterable[str], seed: int) -> None:
-    """Draw the parameters ``names`` of a model on meta, and their modules' others, as ``from_pretrained``
-    draws those that a folder lacks: on the CPU, from ``seed``.
+    """Initialise the parameters ``names`` of a model on meta, and others in the same modules, from ``seed``
+    on the CPU, as ``from_pretrained`` does.
     """
     drawn = {name.rpartition(".")[0] for name in names}
     for path in drawn:
@@ -325,7 +325,7 @@ def draw(hf: HFModel, names: Iterable[str], seed: int) -> None:
 
 
 def _inside_out(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield all modules by name, what is inside a module before it."""
+    """Yield all modules by name, children before their parent."""
     for name, child in module.named_children():
         yield from _inside_out(child, f"{path}.{name}" if path else name)
     yield path, module
@@ -345,8 +345,8 @@ def _parameters_on_meta() -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class RestoredWeights:
-    """``names``: the model's parameters, all of which the checkpoint has. Until it is imported they are NaN:
-    one that no import fills is not trained on as if it were a weight.
+    """``names``: the model's parameters, all of which the checkpoint has. They are NaN until the import, so
+    that training never uses one that the import misses.
     """
 
     names: frozenset[str]
@@ -364,7 +364,8 @@ class RestoredWeights:
 
 
 def unread(hf: nn.Module, restored: Collection[str]) -> RestoredWeights | None:
-    """Return slices that read nothing if all parameters of ``hf`` (which may be on meta) are ``restored``."""
+    """Return ``Slices`` that read no file, if all parameters of ``hf`` (which may be on meta) are
+    ``restored``."""
     names = frozenset(name for name, _ in hf.named_parameters())
     return RestoredWeights(names) if restored and names.issubset(restored) else None
 

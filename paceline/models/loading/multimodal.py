@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WholeModel:
-    """``skeleton``: the whole, on meta; ``text``: the config of the causal class that is trained."""
+    """``skeleton``: the whole model, on meta; ``text``: the config of its trained causal class."""
 
     skeleton: PreTrainedModel
     text: PreTrainedConfig
 
     def names(self, text: PreTrainedModel) -> dict[str, str]:
-        """Return the names of ``text``'s tensors -> their names in the whole; what the whole does not have
-        (a score head) is left out.
+        """Return the names of ``text``'s tensors -> their names in the whole; names that the whole lacks (a
+        score head) are left out.
         """
         whole, of_text = cast(Any, self.skeleton), cast(Any, text)
         inner = whole.get_decoder()
@@ -55,9 +55,7 @@ class WholeModel:
         return {name: other for name, other in renamed.items() if other in held}
 
     def account(self, text: PreTrainedModel, stored: Iterable[str]) -> LoadingReport:
-        """Account for the names of a folder: what ``text`` does not have is carried, its further names are
-        ``text``'s own.
-        """
+        """Match a folder's tensor names to the model; tensors that ``text`` lacks are carried."""
         report, names = account(self.skeleton, stored), self.names(text)
         mine = {other: name for name, other in names.items()}
         beside = [name for target, some in report.used.items() if target not in mine for name in some]
@@ -74,7 +72,7 @@ class WholeModel:
 
 
 def whole_model(config: PreTrainedConfig) -> WholeModel | None:
-    """Return the whole of which a folder's ``config`` tells, on meta; None for a language model's own."""
+    """Return the composite model of a folder's ``config``, on meta; None for a pure language model."""
     from transformers import AutoConfig
 
     composite = composites().get(str(config.model_type))
@@ -110,7 +108,8 @@ def load_text(
 ) -> tuple[HFModel, Mapping[str, Collection[str]]]:
     """Load the language model of the folder ``name``; return it and the keys that Transformers missed.
 
-    ``made``: it, on meta; ``attention``: of it. The tower is in host memory until this returns.
+    ``made``: the language model on meta; ``attention``: its implementation. The tower stays in host memory
+    until this returns.
     """
     config = whole.skeleton.config
     kind = class_of_whole(config)

@@ -49,14 +49,12 @@ class QuantisedFolder:
         return {name: _Plain(self, name, opened) for name in wanted}
 
     def plain(self) -> dict[str, StoredTensor]:
-        """Return the tensors that the files would have if their weights were plain; the span of a weight is
-        that of its numbers.
-        """
+        """Return the plain tensors in place of the stored ones; a weight has the span of its numbers."""
         opened = OpenedFiles()
         return {name: self._plain(name, opened) for name in self.names.plain(self.stored)}
 
     def file_of(self, name: str) -> Path:
-        """Return the file of a plain tensor; of a quantized weight that of its numbers."""
+        """Return the file of a plain tensor, or of a quantized weight's numbers."""
         return self.files[self.names.files_of(name)[0]]
 
     def _plain(self, name: str, opened: TensorFiles) -> StoredTensor:
@@ -107,7 +105,7 @@ class QuantisedFolder:
 
 @contextmanager
 def _fitting(name: str) -> Iterator[None]:
-    """Turn what is raised inside for parts that do not make the weight ``name`` into ConfigError."""
+    """Turn errors inside about parts that do not form the weight ``name`` into ConfigError."""
     try:
         yield
     except (ValueError, RuntimeError, IndexError, KeyError, TypeError) as error:
@@ -160,7 +158,7 @@ class _Plain(StoredSlice):
 
 
 def quantised_folder(model: ModelSource) -> QuantisedFolder | None:
-    """Return how the model's folder is read if its weights are stored quantized; None for plain weights."""
+    """Return the reader of the model's folder if its weights are stored quantized; None for plain weights."""
     if model.config is not None or model.name_or_path is None:
         return None
     settings = settings_of(raw_config(model))

@@ -1,4 +1,4 @@
-"""Safetensors files that are being read in parts: a header is parsed once, not once a tensor."""
+"""Read safetensors files in parts; parse each header once, not once a tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OPEN = 4  # files at a time: reading goes through a model in order
 
 
 class StoredSlice(Protocol):
-    """A tensor of a file that is read where it is indexed."""
+    """A tensor of a file; indexing reads only that part."""
 
     def get_shape(self) -> list[int]: ...
 

@@ -1,4 +1,4 @@
-"""A rank reads its own part of a model from the safetensors files, and no more of them.
+"""A rank reads only its own part of a model from the safetensors files.
 
 That needs each parameter to be one tensor of the files, or several that are stacked or joined (the experts of
 a layer). It may also be a head drawn from the seed, or have new rows next to those of the files. For any
@@ -50,7 +50,7 @@ class FileBlock:
     transposed: tuple[int, int] | None = None
 
     def as_stored(self, dims: Sequence[T]) -> tuple[T, ...]:
-        """Return what is given a dimension of the parameter in the order of the file's dimensions."""
+        """Reorder per-dimension values of the parameter to the file's dimensions."""
         order = [*dims]
         if self.transposed is not None:
             dim, other = self.transposed
@@ -60,9 +60,8 @@ class FileBlock:
 
 @dataclass(frozen=True)
 class FolderSlices:
-    """``places``: a parameter or persistent buffer of the model -> the blocks of the files that it is;
-    ``grown``: one with more rows than it has there -> its shapes there and in the model; ``more``: these
-    rows.
+    """``places``: a parameter or persistent buffer of the model -> its blocks in the files; ``grown``: a
+    parameter with new rows -> its shapes in the files and in the model; ``more``: the new rows.
     """
 
     places: Mapping[str, tuple[FileBlock, ...]]
@@ -71,7 +70,7 @@ class FolderSlices:
     opened: TensorFiles = field(default_factory=OpenedFiles, compare=False)
 
     def grow(self, seed: int) -> None:
-        """Make the rows of ``more``: one such parameter after the other is read, some columns at a time."""
+        """Make the rows of ``more``: read these parameters in turn, some columns at a time."""
         generator = torch.Generator().manual_seed(seed)
         for name, (old, new) in self.grown.items():
             if len(old) == 1:
@@ -167,7 +166,7 @@ class FolderSlices:
 
 @contextmanager
 def _named(file: Path) -> Iterator[None]:
-    """Turn what is raised inside for a file that cannot be read into ConfigError."""
+    """Turn errors inside of reading a file into ConfigError."""
     from safetensors import SafetensorError
 
     try:
@@ -185,8 +184,8 @@ def folder_slices(
     quantised: QuantisedFolder | None = None,
 ) -> FolderSlices | str:
     """Return where each parameter and persistent buffer of ``model`` (which may be on meta) is in its folder.
-    If one of them cannot be read in parts, return why. Those of ``fresh`` that it lacks are left out, those
-    of ``growing`` may have fewer rows there. ``converting``: the class that the folder is of, if another;
+    If one of them cannot be read in parts, return why. Missing ones of ``fresh`` are left out; those of
+    ``growing`` may have fewer rows there. ``converting``: the folder's class, if it differs;
     ``quantised``: how its weights are stored, if not plain.
     """
     if tensors.found.ties:  # whether they are equal is known when both are read
@@ -232,7 +231,7 @@ def folder_slices(
 
 
 def _transposed_dims(how: TensorMerge | None, have: Shape, shape: Shape) -> tuple[int, int] | None:
-    """Return which dimensions of a stored tensor of the shape ``have`` change places for one of ``shape``."""
+    """Return the two dimensions to swap to turn a stored tensor of shape ``have`` into ``shape``."""
     return None if how is None or (how.or_not and have == shape) else how.transposed
 
 
@@ -277,7 +276,7 @@ def _joined(
     how: TensorMerge,
     shape: Shape,
 ) -> Iterator[tuple[str, Shape, Shape]]:
-    """Yield where each tensor comes to lie, as in Transformers. Parts follow their converter's order; the
+    """Yield the position of each tensor, as in Transformers. Parts follow their converter's order; the
     tensors of one part follow the numbers in their names.
     """
     from transformers.core_model_loading import dot_natural_key

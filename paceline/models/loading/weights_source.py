@@ -71,8 +71,8 @@ class WeightsSource:
 
     The fields are those of ``HFModelFactory``.
 
-    - ``tensors``: what becomes of the folder's, once it is known
-    - ``rows``: of the embedding in the end
+    - ``tensors``: the use of the folder's tensors, once known
+    - ``rows``: the final number of embedding rows
     - ``built_whole``: why the model is not read in parts (empty: it is)
     """
 
@@ -97,7 +97,7 @@ class WeightsSource:
         self.rows = _rows(self.model, self.old_rows, self.vocab_size)
 
     def config(self, *, sized: bool = False) -> PreTrainedConfig:
-        """Return a new config of the class; ``sized``: with the rows that the embedding has in the end."""
+        """Return a new config of the class; ``sized``: with the final number of embedding rows."""
         config = load_hf_config(self.model) if self._whole is None else copy.deepcopy(self._whole.text)
         if self.role in SCALAR_ROLES:
             config.num_labels = 1 if self.classes is None else len(self.classes.names)
@@ -107,13 +107,13 @@ class WeightsSource:
 
     @property
     def old_rows(self) -> int:
-        """Rows of the embedding as it is stored, or as the config says."""
+        """The number of rows of the stored embedding, by the model's own config."""
         rows: int = self.own_config.get_text_config().vocab_size
         return rows
 
     @property
     def known_class(self) -> bool:
-        """Whether the class is there before its code was downloaded from the hub."""
+        """Whether the class is known without downloading code from the hub."""
         return self.kind is not nn.Module
 
     @property
@@ -136,8 +136,8 @@ class WeightsSource:
 
     @cached_property
     def _of_head(self) -> frozenset[str]:
-        """Parameters of the head that takes the language model's place; of a trunk without a head its pooler,
-        which is not trained.
+        """The parameters of the head that replaces the language-model head; without a head, those of the
+        trunk's untrained pooler.
         """
         family = family_of(self.own_config.model_type)
         if self.role in TRUNK_ROLES and family.encoder and self.known_class:
@@ -200,16 +200,16 @@ class WeightsSource:
             return from_config(self.auto, self.config(sized=True), attention, code_options(self.model)), None
 
     def account(self) -> FolderTensors | None:
-        """Return what becomes of every tensor of the folder, without loading it; None without a folder, and
-        for a class from the hub that was not built yet.
+        """Return the use of every tensor of the folder, without loading it. None without a folder, and for a
+        class from the hub that is not built yet.
         """
         if self.tensors is None and self.known_class:
             self._account(self._skeleton())
         return self.tensors
 
     def notes(self, slices: Slices | None, in_parts: bool) -> dict[str, str]:
-        """Return how the weights came from their files (``in_parts``: each rank reads its own), and what
-        became of the folder's tensors and config.
+        """Return notes on the loading of the weights (``in_parts``: each rank reads its own), and on the
+        folder's tensors and config.
         """
         why, found = self.built_whole, dict[str, str]()
         if isinstance(slices, RestoredWeights):
@@ -256,9 +256,7 @@ class WeightsSource:
         return hf
 
     def dtype(self, attention: str | None) -> torch.dtype:
-        """Return the dtype to read the weights in: the stored one where no value of the model changes by
-        it.
-        """
+        """Return the dtype for reading the weights: the stored one, if that changes no value of the model."""
         model = self.model
         if model.name_or_path is None or model.trust_remote_code:
             return torch.float32
@@ -273,7 +271,7 @@ class WeightsSource:
         return skeleton(self.auto, self.config(sized=sized), attention, code_options(self.model))
 
     def _account(self, hf: HFModel) -> None:
-        """Find what becomes of every tensor of the folder; ``hf`` may be on meta. Raises ConfigError."""
+        """Find the use of every tensor of the folder; ``hf`` may be on meta. Raises ConfigError."""
         if self.model.config is None and self.model.name_or_path is not None:
             self.tensors = folder_tensors(
                 hf,
@@ -286,8 +284,8 @@ class WeightsSource:
             )
 
     def _parts(self, hf: HFModel) -> Slices | str:
-        """Return where the files have each parameter of ``hf`` as it is, that a checkpoint has them all, or
-        why one is made otherwise.
+        """Return the slices of each parameter of ``hf`` in the files or in a checkpoint, or why a parameter
+        cannot be read in parts.
         """
         if self.adapter is None and (brought := unread(hf, self.restored)) is not None:
             return brought
@@ -328,7 +326,7 @@ class WeightsSource:
 def stored_dtype(name: str, revision: str | None, needed: frozenset[str] = frozenset()) -> torch.dtype:
     """Return bf16 or fp16 if every tensor of the folder (or of the hub's ``name``) is stored so, else fp32.
 
-    ``needed`` tensors that are not stored would be drawn at random in the returned dtype: then it is fp32.
+    Fp32 also if ``needed`` tensors are missing, since these would be initialised in the returned dtype.
     """
     try:
         kind, names = stored(weights_folder(name, revision))

@@ -1,7 +1,8 @@
-"""Write a small sibling of a model with a tokenizer of bytes: ``python -m … JOB`` (a JSON file).
+"""Write a shrunken copy of a model with a byte tokenizer: ``python -m … JOB`` (a JSON file).
 
-The job names the model's config, the ``folder``, the ``tokens`` that the tokenizer has beside bytes, and the
-``adapter`` to write beside it, if any. Weights are drawn from a fixed seed, wide enough for losses to differ.
+The job names the model's config, the ``folder``, the tokenizer's ``tokens`` besides bytes, and the
+``adapter`` to write next to it, if any. Weights are drawn from a fixed seed, wide enough for losses to
+differ.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def write_model(folder: Path, config: JsonObject, tokenizer: PreTrainedTokenizer
 
 
 def write_adapter(folder: Path, model: PreTrainedModel, options: JsonObject) -> None:
-    """Write an adapter whose second factor is not zero: each program would draw its own."""
+    """Write an adapter with a nonzero second factor, for both programs: each would draw another one
+    itself."""
     import torch
 
     peft = import_module("peft")

@@ -1,1 +1,1 @@
-"""LoRA adapters: where they sit, how they begin, and experts."""
+"""LoRA adapters: their layers, initial values, and adapters on experts."""

@@ -1,7 +1,6 @@
-"""What adapters do to the weights under them. An adapter may be merged into them, or begin with a part of
-them, so that these keep the remainder W - scale · B A: PiSSA (Meng et al. 2024, arXiv:2404.02948) with the
-largest singular values, OLoRA (Büyükakyüz 2024, arXiv:2406.01775) with the first columns of a QR
-decomposition.
+"""Changes of base weights by adapters. An adapter may be merged into them, or start with a part of them, so
+that they keep the remainder W - scale · B A: PiSSA (Meng et al. 2024, arXiv:2404.02948) with the largest
+singular values, OLoRA (Büyükakyüz 2024, arXiv:2406.01775) with the first columns of a QR decomposition.
 
 peft computes them, in fp32 and on the host. So the remainder is the one that ``PeftModel`` computes each time
 it loads this adapter, whose file holds B and A alone.
@@ -37,10 +36,10 @@ _GIVEN = {"pissa": (NAME, "pissa"), "olora": (NAME,)}  # to the layer's method o
 
 
 def decompose(hf: HFModel, init: str, started: bool) -> str:
-    """Give every adapter of ``hf`` its part of the weight under it, in place; return a line for the log.
+    """Initialise every adapter of ``hf`` from the weight under it, in place; return a log line.
     Layers on meta are only checked. ``started``: the adapter is a folder's.
 
-    Raises ConfigError ``models.adapter_target`` for a layer that cannot be decomposed so.
+    Raises ConfigError ``models.adapter_target`` for a layer that cannot be decomposed.
     """
     from peft.tuners.lora import Linear
 
@@ -61,7 +60,7 @@ def decompose(hf: HFModel, init: str, started: bool) -> str:
 
 @torch.no_grad()
 def remainder(weight: Tensor, init: str, rank: int, scale: float) -> Tensor:
-    """Return what is left of ``weight`` ([out, in]) under an adapter of this rank and scale, in fp32."""
+    """Return the remainder of ``weight`` ([out, in]) under an adapter of this rank and scale, in fp32."""
     from peft import LoraConfig
     from peft.tuners.lora import Linear
 
@@ -75,7 +74,8 @@ def remainder(weight: Tensor, init: str, rank: int, scale: float) -> Tensor:
 
 @torch.no_grad()
 def measure_rows(hf: HFModel) -> None:
-    """Begin DoRA's lengths (Liu et al. 2024, arXiv:2402.09353): those of the rows of each W + scale · B A."""
+    """Initialise DoRA's magnitudes (Liu et al. 2024, arXiv:2402.09353): the norms of the rows of each W +
+    scale · B A."""
     from peft.tuners.lora import Linear
 
     for layer in (m for m in hf.modules() if isinstance(m, Linear)):
@@ -116,10 +116,10 @@ Step = Callable[[Tensor, Mapping[str, Tensor]], None]  # what the trained tensor
 
 
 def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[str, list[Step]]:
-    """Return by name how the weights of the plain model ``hf`` (they may be on meta) become those with the
-    adapters merged. A layer with an adapter gets W + scale · B A, in W's dtype; a module that was trained in
-    full is copied in. From W is first taken what the adapter began with, if it was (``init_lora_weights``).
-    Call the steps of a weight in their order, without gradients.
+    """Return name -> steps that merge the adapters into the weights of the plain model ``hf`` (which may be
+    on meta). A layer with an adapter gets W + scale · B A, in W's dtype; a module that was trained in full is
+    copied in. If the adapter was initialised from W (``init_lora_weights``), its initial product is first
+    subtracted. Call the steps of a weight in order, without gradients.
 
     ``trained``: plain names. Raises KeyError for one that the model does not have.
     """
@@ -155,7 +155,7 @@ def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[st
 def _keep_remainder(
     transposed: bool, init: str, rank: int, scale: float, weight: Tensor, trained: Mapping[str, Tensor]
 ) -> None:
-    """Take from ``weight`` what the adapter began with."""
+    """Subtract the adapter's initial product from ``weight``."""
     left = remainder(weight.t() if transposed else weight, init, rank, scale)
     weight.copy_(left.t() if transposed else left)
 

@@ -91,10 +91,10 @@ def compute_in_float64(hf: HFModel) -> None:
 
 
 def experts_forward(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Hidden states [T, H], the experts chosen for each [T, k] and their weights [T, k] -> [T, H]: the
+    """Hidden states [T, H], the experts chosen for each token [T, k] and their weights [T, k] -> [T, H]: the
     arithmetic of Transformers' ``grouped_mm_experts_forward``, with the adapters of ``self``.
 
-    Where the layer has a part of the experts, tokens of others (beyond the last) are left out.
+    If the layer has only some of the experts, tokens of the others (index beyond the last) are left out.
     """
     layer = cast(FusedExperts, self)
     if layer._is_expert_parallel:
@@ -115,7 +115,7 @@ def experts_forward(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Te
 
 
 def _of_some(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """One expert at a time: float64 alone comes here, adapters are not shared."""
+    """One expert at a time, only for float64; adapters are not shared."""
     layer, out = cast(FusedExperts, self), torch.zeros_like(hidden)
     for expert in range(layer.num_experts):
         token, choice = torch.where(chosen == expert)
@@ -179,7 +179,7 @@ def is_experts(hf: HFModel, adapted: str) -> bool:
 
 
 def _call(base: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
-    """Call the experts themselves (hooks of engines lie there), past peft's wrappers."""
+    """Call the experts module itself, where engines' hooks are, not peft's wrappers."""
     out: Tensor = base(*args, **kwargs)
     return out
 

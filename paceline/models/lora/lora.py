@@ -91,14 +91,13 @@ def add_adapter(
     dtype: torch.dtype = torch.float32,
     slices: FolderSlices | None = None,
 ) -> Adapter:
-    """Inject the adapters and freeze the rest. Initialize them from the seed (A uniform, B zero: outputs do
-    not change), from the base weights (``init_lora_weights``), which keep the remainder, or from a folder's
-    weights.
+    """Inject the adapters and freeze the rest. Initialise them from the seed (A uniform, B zero: outputs do
+    not change), from the base weights (``init_lora_weights``), or from a folder.
 
     ``base`` names the model (``name_or_path``, ``revision``). ``rows`` are the (old, new) embedding rows if
-    they were resized. Trained tensors get ``dtype``. ``slices``: where the files have the parameters that are
-    on meta, next to which adapters get values. The adapters depend on ``seed`` alone: equal on every rank and
-    under every strategy. Raises ConfigError with a ``models.adapter_*`` code.
+    they were resized. Trained tensors get ``dtype``. ``slices``: the files' places of parameters on meta,
+    whose adapters get values. The adapters depend on ``seed`` alone: equal on every rank and under every
+    strategy. Raises ConfigError with a ``models.adapter_*`` code.
     """
     fingerprint = base_fingerprint(hf, slices)
     with shapes_standing_in(hf, on=slices is not None), standing_in(hf, dtype):

@@ -1,4 +1,4 @@
-"""Which layers get an adapter, which are trained in full, and which an adapter cannot train."""
+"""Choose the layers with an adapter, those trained in full, and those that no adapter can train."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ READ_BY_PARENT: Mapping[str, tuple[str, ...]] = {
 
 
 def read_by_parent(parent: nn.Module) -> set[str]:
-    """Return the names of the linear layers in ``parent`` whose weight it reads itself."""
+    """Return the names of the linear layers in ``parent`` whose weights its own code reads."""
     kinds = type(parent).__mro__  # a swapped class has the original among its bases
     return {child for kind in kinds for child in READ_BY_PARENT.get(kind.__name__, ())}
 
@@ -108,8 +108,8 @@ def fused_experts(hf: HFModel) -> list[str]:
 
 
 def trunk_linears(hf: HFModel) -> list[str]:
-    """Return the last name components of the trunk's linear layers (from the last word on: ``adapters.0``),
-    sorted. They leave out a router that is a linear layer of a special kind (Llama 4's gives scores and
+    """Return the last name components of the trunk's linear layers (with the word before a number:
+    ``adapters.0``), sorted. Routers that are special linear layers are left out (Llama 4's returns scores and
     logits).
     """
     head, beyond = hf.get_output_embeddings(), out_of_reach(hf)

@@ -158,7 +158,7 @@ def split(
     whole: RoleModule, count: int, wanted: Sequence[int], as_tuple: bool | None = None
 ) -> list[StageModule]:
     """Return stages ``wanted`` of ``count``; ``whole`` is taken apart and must not be used again.
-    ``as_tuple``: ``layers_pass_tuples``, where it is known (None: it is found out).
+    ``as_tuple``: the result of ``layers_pass_tuples``, if known (None: compute it).
 
     Raises ConfigError ``models.too_few_layers``, or ``models.no_stages`` if the stages compute something else
     than the whole.
@@ -171,8 +171,8 @@ def split(
 
 
 def layers_pass_tuples(whole: RoleModule, count: int) -> bool:
-    """Return whether the layers of ``whole`` pass tuples on, so that ``count`` stages in turn compute what it
-    computes. Raises ConfigError as ``split``.
+    """Return whether the layers of ``whole`` pass tuples on, tested by running ``count`` stages in turn
+    against it. Raises ConfigError as ``split``.
     """
     for as_tuple in (False, True):
         if _same(whole, _cut(whole, count, as_tuple)):

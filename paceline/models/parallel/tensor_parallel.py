@@ -208,8 +208,8 @@ def how_cut(root: RootModule, size: int, *, sequence_parallel: bool = False) -> 
 
 
 def _styled(trunk: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
-    """Return the plan's styles by module; what latent attention computes before it has heads joins them,
-    where the plan cuts its heads.
+    """Return the plan's styles by module. If the plan shards latent attention's heads, also include its
+    layers before the heads.
     """
     patterns = {name: re.sub(r"\.\d+(?=\.|$)", ".*", name) for name, _ in trunk.named_modules()}
     styles = {name: plan[pattern] for name, pattern in patterns.items() if pattern in plan}
@@ -244,7 +244,7 @@ def _check_experts(trunk: nn.Module, styled: Mapping[str, str], size: int, seque
 
 
 class _Shares:
-    """Turns parameters into DTensors on the mesh, each once, so that tied ones stay tied."""
+    """Converts each parameter once into a DTensor on the mesh, so that tied ones stay tied."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh

@@ -230,7 +230,8 @@ def own_forward(module: nn.Module) -> Forward:
 
 
 def with_argument(module: nn.Module, name: str, change: Callable[[Tensor], Tensor]) -> Forward:
-    """Return the module's own forward, with the tensor that it is given by ``name``, or first, changed."""
+    """Return the module's own forward with ``change`` applied to its argument ``name``, or to the first
+    one."""
     forward = vars(module).get("forward") or own_forward(module)  # that of a compiled layer, if it is one
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -242,7 +243,7 @@ def with_argument(module: nn.Module, name: str, change: Callable[[Tensor], Tenso
 
 
 def _with_states(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Forward:
-    """Return the module's own forward, of changed hidden states [1, T, H]."""
+    """Return the module's own forward with ``change`` applied to the hidden states [1, T, H]."""
     return with_argument(module, "hidden_states", change)
 
 
@@ -256,9 +257,7 @@ def _then(forward: Callable[P, R], change: Callable[[R], R]) -> Callable[P, R]:
 
 
 def own_alibi_heads(attention: nn.Module, tensors: TensorParallelGroup) -> Forward:
-    """Forward of this rank's heads: it counts those alone, and takes their part of ALiBi's biases
-    [rows × heads, 1, keys].
-    """
+    """Forward of this rank's heads, with their part of ALiBi's biases [rows × heads, 1, keys]."""
     held = vars(attention)
     heads: int = held["num_heads"]
     held["num_heads"] = heads // tensors.group.size()
@@ -274,11 +273,11 @@ _ARGUMENTS = ("hidden_states", "top_k_index", "top_k_weights")
 
 
 def plan_without_experts(plan: Mapping[str, str]) -> dict[str, str]:
-    """Return a family's plan without what it says of the experts' own tensors, which are shared whole.
+    """Return a family's plan without its entries for experts' tensors, which are sharded as whole experts.
 
     Transformers' plans cut every expert by columns. Gate and up lie in one tensor there, so blocks of it
     would not be columns of both. Whole experts are contiguous blocks, which FSDP2, optimizers and checkpoints
-    take as any other. Every rank computes the same share of the tokens' products on average.
+    take as any other. On average every rank computes the same share of the tokens' products.
     """
     experts = tuple(f"{pattern}." for pattern, style in plan.items() if style == EXPERTS)
     return {pattern: style for pattern, style in plan.items() if not pattern.startswith(experts)}

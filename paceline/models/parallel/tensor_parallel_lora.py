@@ -2,7 +2,7 @@
 
 In a column-parallel layer, W and B are cut along the outputs and A is whole. In a row-parallel one, W and A
 are cut along the inputs and B is whole, so adapter and layer share one sum over the group. The whole factor
-sees a rank's share of the outputs or inputs alone: its gradient is summed over the group.
+sees only a rank's share of the outputs or inputs, so its gradient is summed over the group.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _partial(module: nn.Module, tensors: TensorParallelGroup) -> Forward:
 
 
 def share_dropout(layer: Linear, group: Callable[[], Group]) -> dict[nn.Module, Forward]:
-    """Return the forwards of a row-parallel layer's dropout. A rank drops its input features by its block of
-    the mask that one process would draw for all of them.
+    """Return the forwards of a row-parallel layer's dropout. A rank applies its block of the mask that one
+    process would draw for all input features.
     """
 
     def forward(module: nn.Dropout) -> Forward:
@@ -93,8 +93,8 @@ def share_dropout(layer: Linear, group: Callable[[], Group]) -> dict[nn.Module, 
 
 
 def adapted_plan(trunk: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
-    """Return a plan for an engine that knows layers by their names alone. Of a layer with an adapter the plan
-    lists the modules inside, never peft's wrapper, which the engine would take for a linear layer.
+    """Return a plan for an engine that identifies layers by name. For a layer with an adapter the plan lists
+    the modules inside, not peft's wrapper, which the engine would treat as a linear layer.
     """
     adapted: dict[str, list[str]] = {}
     plain: dict[str, list[str]] = {}

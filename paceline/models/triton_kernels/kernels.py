@@ -1,5 +1,4 @@
-"""The kernels themselves, in Triton. Import this where Triton is installed only (``launch`` does, when it is
-first called).
+"""The kernels in Triton. Import only where Triton is installed (``launch`` does, on its first call).
 
 All arithmetic is fp32, rounded once on the way out. Rows are contiguous unless a stride is given; offsets are
 int64, as logits and activations have more than 2³¹ bytes.
@@ -78,7 +77,8 @@ def gated(gate, up, acted, size, TANH: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def gated_backward(gate, up, grad, acted, grad_gate, size, TANH: tl.constexpr, BLOCK: tl.constexpr):
-    """acted as above, grad_gate, and in place of ``grad`` (of acted) that of ``up``."""
+    """Write ``acted`` as ``gated`` does, ``grad_gate``, and the gradient of ``up`` over ``grad`` (that of
+    ``acted``)."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     g = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)

@@ -32,12 +32,12 @@ def norm_blocks(width: int) -> Blocks:
 
 
 def norm_programs(rows: int, width: int, processors: int) -> int:
-    """Return over how many programs the backward of a norm sums its weight's gradient."""
+    """Return the number of programs over which the backward of a norm sums its weight's gradient."""
     return max(1, min(-(-rows // norm_blocks(width).rows), 2 * processors))
 
 
 def power_of_two(size: int) -> int:
-    """Return the least power of two that is no less than ``size``."""
+    """Return the smallest power of two that is at least ``size``."""
     return 1 << max(0, size - 1).bit_length()
 
 

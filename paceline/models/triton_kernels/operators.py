@@ -1,5 +1,5 @@
-"""The kernels as torch operators ``paceline::…``: Triton on a device, ``reference`` on a CPU, shapes alone on
-meta tensors. None has a derivative of its own: they are called inside autograd functions.
+"""The kernels as torch operators ``paceline::…``: Triton on a device, ``reference`` on a CPU, only shapes on
+meta tensors. They have no derivative: autograd functions call them.
 """
 
 from __future__ import annotations

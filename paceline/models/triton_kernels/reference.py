@@ -1,5 +1,5 @@
-"""What the kernels compute, in torch's own operations. A CPU runs these operators (tests and simulated
-devices), and tests compare the kernels with them. Arithmetic in fp32, or fp64 for fp64 input, rounded once.
+"""The kernels' computations in torch operations. CPUs use them (tests and simulated devices), and tests
+compare the kernels with them. Arithmetic in fp32, or fp64 for fp64 input, rounded once.
 """
 
 from __future__ import annotations

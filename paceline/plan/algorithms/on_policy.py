@@ -65,7 +65,7 @@ class OnPolicySpec(AlgorithmSpec):
 
 @dataclass(frozen=True)
 class GrpoSpec(OnPolicySpec):
-    """Its losses bound the importance weight, or correct what sampling computed otherwise."""
+    """Checks GRPO's bounds of the importance weight, and the correction for sampling's log-probabilities."""
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
         options, rollout = job.own_options, job.config.training.rollout

@@ -123,7 +123,7 @@ class KtoSpec(AlgorithmSpec):
         return live_reference(self, training, adapter)
 
     def forwards_of(self, training: Training) -> int:
-        """Return 0 for a loss without a KL: nothing is asked of answers to other prompts."""
+        """Return 0 for a loss without a KL, which needs no answers to other prompts."""
         return self.further_forwards if self.options_of(training)["loss_type"] == "kto" else 0
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:

@@ -24,7 +24,7 @@ class EmbeddingSpec(AlgorithmSpec):
         return 0
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
-        """embedding.loss_type: options that a loss of pairs does not read, and metrics that it has not."""
+        """Yield embedding.loss_type for options and metrics that the pair loss does not have."""
         options = job.own_options
         if not isinstance(options, EmbeddingOptions) or options.loss_type == "infonce":
             return
@@ -49,7 +49,7 @@ class EmbeddingSpec(AlgorithmSpec):
             )
 
     def check_plan(self, plan: Plan) -> Iterator[Diagnostic]:
-        """embedding.devices: threads would each compare the documents of a part."""
+        """Yield embedding.devices, since each thread would compare only its part of the documents."""
         if isinstance(plan.engine, ThreadOptions) and plan.engine.devices > 1:
             yield codes.EMBEDDING_DEVICES("training.distributed_strategy", f"{plan.engine.devices} devices")
 

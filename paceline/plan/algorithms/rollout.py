@@ -51,7 +51,7 @@ class RolloutSizes:
 
 
 def rollout_sizes(spec: AlgorithmSpec, training: TrainingSection, batch: BatchSplit) -> RolloutSizes:
-    """Return the rollout's sizes as configured; whether they go together: ``check_rollout``."""
+    """Return the rollout's sizes as configured; ``check_rollout`` checks that they fit together."""
     pieces = (training.rollout or RolloutOptions()).steps_per_generation or batch.accumulation
     return RolloutSizes(batch, spec.group_size(training), pieces, spec.num_passes(training))
 
@@ -114,8 +114,8 @@ def rollout_decision(sizes: RolloutSizes) -> Decision:
 def with_generation(plan: Plan, hardware: Hardware) -> Plan:
     """Return the plan with the choice of how sharded weights are gathered for generation.
 
-    Whole on every rank, or, with ``gather_for_generation`` off in its engine, one layer at a time on all
-    ranks together.
+    Every rank gathers the whole model, or, with ``gather_for_generation`` off, all ranks together gather one
+    layer at a time.
     """
     options = any_answers(algorithm_spec(plan.algorithm), plan.config.training, plan.config.generation)
     if options is None or not strategy_spec(plan.strategy).in_parts(plan.mesh, plan.engine):
@@ -166,7 +166,7 @@ def graph_obstacle(device: str, shape: ModelShape | None) -> str | None:
 
 
 def decoding_decision(plan: Plan) -> Decision | None:
-    """Return how an accelerator is driven while the model writes answers; None if it writes none there."""
+    """Return the plan's line on decoding on an accelerator; None if the run generates no answers there."""
     options = any_answers(algorithm_spec(plan.algorithm), plan.config.training, plan.config.generation)
     if options is None or options.all_servers or not is_accelerator(plan.device):
         return None
@@ -190,7 +190,7 @@ def _together(plan: Plan) -> bool:
 def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     """Return an error if every rank must gather the whole model, as the config says, but cannot hold it.
 
-    Only certain needs count: the weights and a rank's states.
+    Only exactly known needs count: the weights and a rank's states.
     """
     options = plan.config.training.rollout or RolloutOptions()
     shape, states = plan.shape, plan.memory and plan.memory.largest
@@ -255,7 +255,7 @@ def answers_at_evaluation(training: TrainingSection, generation: GenerationSecti
 def any_answers(
     spec: AlgorithmSpec, training: TrainingSection, generation: GenerationSection
 ) -> RolloutOptions | None:
-    """Return how the run generates answers, in training or, if there it does not, at evaluations."""
+    """Return how the run generates answers: in training, or else at evaluations."""
     return spec.generation(training) or answers_at_evaluation(training, generation)
 
 
@@ -292,7 +292,7 @@ def evaluation_decision(plan: Plan) -> Decision | None:
 
 
 def _most_rows(limit: int | None, split: float | None) -> int | None:
-    """Return the most rows of an evaluation, where the config fixes it."""
+    """Return the largest number of evaluation rows, if the config sets it."""
     held_out = int(split) if isinstance(split, int) else None
     limits = [rows for rows in (limit, held_out) if rows is not None]
     return min(limits) if limits else None

@@ -28,7 +28,7 @@ NO_MODELS: tuple[str, dict[str, OtherModel], tuple[Decision, ...]] = ("", {}, ()
 
 
 class Rows(Protocol):
-    """What a plan needs to know of a row kind (``data.rows.kinds``)."""
+    """The properties of a row kind that a plan reads (``data.rows.kinds``)."""
 
     words: str
     group: int
@@ -104,7 +104,7 @@ class AlgorithmSpec:
 
     @property
     def measured(self) -> bool:
-        """Whether prepared data tells an epoch's length: each row is one given document."""
+        """Whether prepared data determines an epoch's length: each row is one given document."""
         return self.row_kind.group == 1 and not self.on_policy
 
     @property
@@ -126,7 +126,7 @@ class AlgorithmSpec:
 
     @property
     def documents_a_row(self) -> int:
-        """Number of documents in a row before packing; of rows that differ, what a plan counts."""
+        """Number of documents in a row before packing; the plan's assumption if rows differ."""
         return self.row_kind.group or COUNTED
 
     @property
@@ -229,7 +229,7 @@ class AlgorithmSpec:
     def check(self, job: JobToCheck) -> Iterable[Diagnostic]:
         """Yield problems of a config with this algorithm, made by ``job.problem``.
 
-        Impossible combinations, and options without effect.
+        Problems are impossible combinations, and options without effect.
         """
         return ()
 
@@ -311,8 +311,7 @@ def algorithm_specs() -> tuple[AlgorithmSpec, ...]:
 def switched_off(adapter: Adapter, reference: str | None) -> bool:
     """Whether the reference is the policy with its adapter disabled.
 
-    True if no reference model is ``reference``, and nothing is trained but a new adapter beside the unchanged
-    base.
+    True if no ``reference`` model is named, and only a new adapter is trained on the unchanged base.
     """
     if adapter is None or reference or adapter.start or decomposes(adapter):
         return False

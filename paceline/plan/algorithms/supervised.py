@@ -43,7 +43,7 @@ class DistillationSpec(AlgorithmSpec):
         return "", {"teacher": OtherModel(False, name)}, tuple(decisions)
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
-        """algorithm.no_teacher, distillation.lmbda_off"""
+        """Yield algorithm.no_teacher and distillation.lmbda_off."""
         options = job.own_options
         o = options if isinstance(options, DistillationOptions) else DistillationOptions()
         if o.teacher_model is None:
@@ -62,7 +62,7 @@ class DistillationSpec(AlgorithmSpec):
                 yield job.at(codes.DISTILLATION_LMBDA_OFF(), *keys)
 
     def check_plan(self, plan: Plan) -> Iterator[Diagnostic]:
-        """algorithm.vocabulary: token ids must mean the same to both models.
+        """Yield algorithm.vocabulary unless token ids mean the same to both models.
 
         Their tokenizers are compared later (``algorithm.teacher_tokens``).
         """
@@ -111,7 +111,7 @@ class ClassificationSpec(AlgorithmSpec):
         return len(options.labels) or options.num_labels or 1
 
     def check(self, job: JobToCheck) -> Iterator[Diagnostic]:
-        """classification.labels"""
+        """Yield classification.labels."""
         options = job.own_options
         if not isinstance(options, ClassificationOptions) or not options.labels:
             return

@@ -88,7 +88,7 @@ def _what_would_fit(spec: SearchSpec, candidates: Sequence[Candidate]) -> list[s
 
 
 def in_bf16(spec: SearchSpec, nearest: Candidate) -> list[str]:
-    """Return the layout that fits with weights in bfloat16 alone, if one does."""
+    """Return a layout that fits with weights in bfloat16 alone, if there is one."""
     states = spec.states.pure_bf16()
     if states is None or nearest.work.element != 2:
         return []

@@ -14,7 +14,8 @@ DEFAULT = "default"
 
 @dataclass(frozen=True)
 class MemoryCoefficients:
-    """Coefficients of ``cost.peak``: bytes per element of saved activations, and shares of other terms."""
+    """Coefficients of ``cost.memory.peak``: bytes per element of saved activations, and shares of other
+    terms."""
 
     norm: float  # bytes per hidden element for a norm's input and output
     query: float  # bytes per element of the query width
@@ -42,7 +43,7 @@ class MemoryCoefficients:
 
 @dataclass(frozen=True)
 class SpeedCoefficients:
-    """Coefficients of ``cost.speed`` and ``cost.links``; efficiencies are relative to the peak."""
+    """Coefficients of ``cost.step_time``; efficiencies are relative to the peak."""
 
     kernel: float  # efficiency of the largest matmuls
     width: float  # matmul width at which that efficiency halves
@@ -75,7 +76,7 @@ class SpeedCoefficients:
 
 @dataclass(frozen=True)
 class _Tables:
-    """Coefficients by system (others: what differs from the default), and measured by predicted values."""
+    """Coefficients by system (differences from the default), and ratios of measured to predicted values."""
 
     memory: Mapping[str, Mapping[str, float]]
     speed: Mapping[str, Mapping[str, float]]

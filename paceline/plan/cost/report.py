@@ -71,7 +71,7 @@ class Forecast:
 
 
 def forecast(name: str, spec: SearchSpec, own: Candidate | None = None, reason: str = "") -> Forecast:
-    """Search all layouts; ``own`` is the layout of a config's plan, ``reason`` why its ``auto`` chose it.
+    """Search all layouts; ``own``: the layout of a config's plan; ``reason``: of its ``auto`` choice.
 
     With a config, its plan decides what ``auto`` does at the config's batch size. Without one (``own`` is
     None), ``ruled`` is what ``auto`` would choose with all sizes free.
@@ -194,7 +194,7 @@ def text(f: Forecast) -> str:
 
 
 def _reliability(f: Forecast) -> list[str]:
-    """Return how far the numbers can be trusted."""
+    """Return a text on the reliability of the numbers."""
     lines: list[str] = []
     cluster = f.spec.cluster
     low, high = spread("memory")

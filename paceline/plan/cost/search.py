@@ -85,7 +85,7 @@ class Candidate:
 
     @property
     def bytes(self) -> float:
-        """Predicted peak of the fullest rank, corrected by the ledger."""
+        """Predicted peak memory of the rank with the most, corrected by measured runs."""
         return self.peak.total * self.memory_factor
 
     @property
@@ -288,7 +288,7 @@ def _quantised(adapter: AdapterSize | None) -> bool:
 def start_bytes(work: StepSpec) -> tuple[float, float]:
     """Return (bytes of the whole model on a card, bytes of a node's host memory) while the models are built.
 
-    0 on the card where nothing is whole there, or where it arrives as it is kept (judged with the states).
+    0 on the card if nothing is whole there, or if it arrives in its final form (counted with the states).
     """
     if work.start is None:
         return 0.0, 0.0
@@ -345,14 +345,14 @@ def host_bytes(work: StepSpec) -> float:
 
 
 def decoded(rollout: RolloutSpec | None, layout: StrategyLayout, tp: int) -> RolloutSpec | None:
-    """Return ``rollout`` as this layout decodes: in a captured graph only where the model runs as it is."""
+    """Return ``rollout`` as this layout decodes: in a captured graph only if the model is not sharded."""
     unsharded = strategy_spec(layout.strategy).whole_modules and tp == 1
     return rollout if rollout is None or unsharded else replace(rollout, captured=False)
 
 
 def own_kernels(spec: SearchSpec, tp: int, whole_submodules: bool) -> str:
-    """Return which of Paceline's kernels run: fused projections and gates need unsharded submodules; the head
-    computes in chunks in every family.
+    """Return the name of Paceline's kernels that run: fused projections and gates need unsharded submodules;
+    the head computes in chunks in every family.
     """
     shape = spec.shape
     if whole_submodules and tp == 1 and not spec.adapter and not shape.experts and shape.family.saves:

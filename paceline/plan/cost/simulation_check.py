@@ -54,12 +54,13 @@ def why_not(plan: Plan) -> str:
 
 
 def partly(plan: Plan) -> str:
-    """Return which part of the plan torch cannot simulate; empty if there is none."""
+    """Return the part of the plan that torch cannot simulate; empty if there is none."""
     return strategy_spec(plan.strategy).not_simulated
 
 
 class Simulation(TypedDict, total=False):
-    """The answer of ``paceline.simulate``: bytes, and kind → [count, bytes] of collectives; or why none."""
+    """The answer of ``paceline.simulate``: bytes, and collectives as kind → [count, bytes]; or the reason why
+    there is none."""
 
     states: Mapping[str, int]
     activations: float
@@ -105,8 +106,8 @@ def _gathered(plan: Plan, candidate: Candidate) -> float | None:
 
 
 def _activations(plan: Plan, candidate: Candidate, measured: float | None) -> Compared:
-    """The module is simulated on a CPU's path, which keeps all scores of attention that are capped or
-    dropped, or have sinks. They are not counted where the plan's device has a kernel that keeps none.
+    """The module is simulated on a CPU's path, which keeps all scores of attention with capping, dropout or
+    sinks. Return activations without these scores if the plan's device has a kernel that keeps none.
     """
     work, peak = candidate.work, candidate.peak
     closed, shape = peak.attention + peak.mlp + peak.checkpoints, work.shape

@@ -262,8 +262,8 @@ def _optimizer(work: StepSpec, c: SpeedCoefficients) -> float:
 def _muon(work: StepSpec, c: SpeedCoefficients) -> float:
     """Return the seconds of Muon's gathers and iterations, of which nothing is hidden.
 
-    A matrix that is cut (ZeRO-3, tensor parallelism) is gathered, and every rank of its shards repeats its
-    iterations. Under ``ZeroRedundancyOptimizer`` a rank has its own matrices alone.
+    A sharded matrix (ZeRO-3, tensor parallelism) is gathered, and every rank of its shards repeats the
+    iterations. Under ``ZeroRedundancyOptimizer`` a rank computes only its own matrices.
     """
     matrices = work.orthogonal
     if matrices is None:
@@ -301,7 +301,7 @@ def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
     """Return a step's share of the rollout's generation time.
 
     Decoding is memory-bound (Pope et al. 2022, arXiv:2211.05102): each token reads all weights and, on
-    average, the KV cache of half a row. A layer takes at least the launch of its kernels, or what they take
+    average, the KV cache of half a row. A layer takes at least the launch time of its kernels, or their time
     in a graph. All answers of a rollout are generated at once; its steps share the time.
     """
     shape, rollout = work.shape, work.answers
@@ -337,7 +337,7 @@ def bandwidth(group: Group, machine: Machine, c: SpeedCoefficients) -> float:
     """Return a ring's bus bandwidth over the group, in bytes per second.
 
     Inside a node this is NVLink; between nodes the network adapters of the group's ranks in a node, less on
-    more nodes. The fall with the number of nodes is fitted: measured all-gathers over 1 to 64 nodes (HF's
+    more nodes. The decrease with the number of nodes is fitted: measured all-gathers over 1 to 64 nodes (HF's
     cluster) fall from 250 to 11 GB/s.
     """
     nodes = group.nodes(machine)

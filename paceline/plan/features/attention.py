@@ -26,9 +26,9 @@ PACKABLE = ("auto", "paceline")
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """``name``: the kernel that computes attention; ``models.attention.kernel_choice`` asks the same
-    function. ``flash``: what replaces torch's flash kernel (``flash_version``), empty: nothing, or another
-    kernel runs. ``whole_scores``: all scores of a document are kept for the backward.
+    """``name``: the kernel that computes attention; ``models.attention.kernel_choice`` calls the same
+    function. ``flash``: the replacement of torch's flash kernel (``flash_version``); empty if none, or if
+    another kernel runs. ``whole_scores``: all scores of a document are kept for the backward.
     """
 
     name: str
@@ -38,7 +38,7 @@ class KernelChoice:
 
 
 def family_packs(shape: ModelShape | None) -> bool:
-    """Whether Paceline's attention keeps packed documents apart in this family; assumed of an unknown one."""
+    """Whether Paceline's attention keeps packed documents apart in this family; True for an unknown one."""
     return shape is None or shape.rows == PACKED
 
 
@@ -75,7 +75,7 @@ def choose_attention(
 
 
 def selection_decisions(shape: ModelShape | None) -> Iterator[Decision]:
-    """Yield what becomes of the parts that select an attention's keys."""
+    """Yield decisions on the parts that select an attention's keys."""
     if shape is not None and shape.selects:
         yield Decision(
             "indexers",
@@ -126,7 +126,7 @@ def choose_packing(job: Job, *, apart: bool) -> Decision:
 
 
 def choose_kernel(hardware: Hardware, precision: Precision, shape: ModelShape | None) -> KernelChoice:
-    """Return which kernel computes attention in Paceline's own layout, and why."""
+    """Return the kernel for attention in Paceline's own layout, and the reason."""
     call = _call(shape)
     name, reason = attention_kernel(
         hardware.device, hardware.capability, precision.compute, call, hardware.uncompiled
@@ -143,7 +143,7 @@ def choose_kernel(hardware: Hardware, precision: Precision, shape: ModelShape | 
 
 
 def _call(shape: ModelShape | None) -> AttentionCall:
-    """Return what the layers of such a model ask of the kernel."""
+    """Return the attention call of a model's layers, for the choice of a kernel."""
     if shape is None:
         return AttentionCall(128, 128)
     latent, size = shape.latent, shape.head_dim

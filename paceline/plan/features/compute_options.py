@@ -90,7 +90,7 @@ def option_decisions(
 ) -> list[Decision]:
     """Return decisions on all other options, applied or not (see also ``idle_decisions``).
 
-    ``prompts``: rows are prompts, answered in training. For CUDA, what is said of pinned memory describes
+    ``prompts``: rows are prompts, answered in training. The text about pinned memory describes
     ``protocols.batch.Batch.pinned``.
     """
     on_cpu, decisions = hardware.device == "cpu", list[Decision]()
@@ -176,8 +176,8 @@ _AXIS_OF = {
 
 
 def idle_decisions(config: Config, mesh: Mesh, adapter: AdapterSpec | None) -> list[Decision]:
-    """Return a decision for each key without effect whose value is no default: anywhere, on ``mesh``, or
-    where ``adapter`` is a folder's.
+    """Return a decision for each key that has no effect and no default value: in general, on ``mesh``, or
+    with an ``adapter`` from a folder.
     """
     decisions = []
     keys = config.training.parallelism or Parallelism()

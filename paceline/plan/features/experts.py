@@ -39,7 +39,7 @@ def expert_factors(parameter: Parameter, adapter: AdapterSpec) -> tuple[tuple[in
 
 
 def check_expert_adapters(run: Combination, shape: ModelShape | None) -> Iterator[Diagnostic]:
-    """Yield what an adapter on fused experts cannot be combined with."""
+    """Yield settings that cannot be combined with an adapter on fused experts."""
     adapter = run.adapter
     if adapter is None or not adapter.target_parameters:
         return
@@ -114,7 +114,7 @@ def experts_wait(capability: float | None, compute: str) -> bool:
 
 
 def grouped_decisions(shape: ModelShape | None, capability: float | None, compute: str) -> Iterator[Decision]:
-    """Yield what the plan says of a mixture's products on a CUDA device."""
+    """Yield the plan's decisions on a mixture's products on a CUDA device."""
     if shape is None or shape.mixture is None or capability is None:
         return
     if experts_wait(capability, compute):
@@ -145,8 +145,8 @@ class RouterLoss:
 
 @dataclass(frozen=True)
 class RouterOptions:
-    """What a run does with a mixture's routers. ``loss``: None if its coefficient is 0; ``frozen``: they stay
-    as loaded.
+    """The run's options for routers. ``loss``: None if its coefficient is 0; ``frozen``: routers stay as
+    loaded.
     """
 
     loss: RouterLoss | None
@@ -154,7 +154,7 @@ class RouterOptions:
 
 
 def router_options(training: TrainingSection, of_config: float) -> RouterOptions:
-    """Return the options as configured. ``of_config``: the coefficient that the model's config asks for."""
+    """Return the options as configured. ``of_config``: the coefficient in the model's config."""
     configured = training.router_aux_loss_coef
     coefficient = of_config if configured is None else configured
     loss = RouterLoss(coefficient, training.router_aux_loss_scope) if coefficient else None
@@ -164,8 +164,8 @@ def router_options(training: TrainingSection, of_config: float) -> RouterOptions
 def check_router_loss(
     shape: ModelShape | None, loss: RouterLoss | None, mesh: Mesh, *, compiled: bool
 ) -> Iterator[Diagnostic]:
-    """Yield what the balance loss cannot be computed for: other families, parts of documents or of the
-    layers on a rank, compiled layers.
+    """Yield cases without a balance loss: other families, parts of documents or of layers on a rank, compiled
+    layers.
     """
     if shape is None or loss is None:
         return
@@ -204,7 +204,7 @@ def check_router(shape: ModelShape | None, router: RouterOptions, *, adapters: b
 
 
 def router_decisions(shape: ModelShape | None, router: RouterOptions) -> Iterator[Decision]:
-    """Yield what the plan says of a mixture's balance."""
+    """Yield the plan's decisions on a mixture's balance loss."""
     if shape is None or shape.mixture is None:
         return
     loss = router.loss

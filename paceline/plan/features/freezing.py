@@ -1,4 +1,5 @@
-"""``training.freeze`` and ``training.unfreeze``: which parameters stay as loaded, and what that rules out."""
+"""``training.freeze`` and ``training.unfreeze``: choose the parameters that stay as loaded, and check the
+combination."""
 
 from __future__ import annotations
 
@@ -28,11 +29,10 @@ _SLICE = re.compile(r"([^\[\]^]+)\[(-?\d*):(-?\d*)(?::([1-9]\d*)?)?\](.*)")
 
 @dataclass(frozen=True)
 class Freezing:
-    """Patterns of what stays as loaded, and of what is trained although they match it. With ``unfreeze``
-    alone everything else is frozen. A classifier's or reward model's new head is always trained: the layers
-    in ``head``.
+    """Patterns of frozen parameters, and of exceptions that are trained. With only ``unfreeze``, everything
+    else is frozen. A classifier's or reward model's new head is always trained: the layers in ``head``.
 
-    ``keeps_masters``: a low-precision copy would round what is frozen, so the fp32 weights stay too.
+    ``keeps_masters``: keep the fp32 weights too, since a low-precision copy would round frozen weights.
     """
 
     freeze: tuple[str, ...] = ()
@@ -42,13 +42,13 @@ class Freezing:
 
     @classmethod
     def configured(cls, training: TrainingSection, shape: ModelShape | None = None) -> Freezing:
-        """Return that of a config for a model of this shape, if it is known."""
+        """Return the freezing of a config for a model of this shape, if known."""
         family = Family() if shape is None else shape.family
         return cls(training.freeze, training.unfreeze, head=family.head[-1])
 
     @classmethod
     def of(cls, plan: Plan) -> Freezing:
-        """Return that of a resolved plan."""
+        """Return the freezing of a resolved plan."""
         rounds = plan.shape is None or plan.shape.stored != plan.precision.compute
         return replace(cls.configured(plan.config.training, plan.shape), keeps_masters=rounds)
 
@@ -56,7 +56,7 @@ class Freezing:
         return bool(self.freeze or self.unfreeze)
 
     def trained(self, names: Iterable[str]) -> frozenset[str]:
-        """Return which of a model's parameters (as Transformers names them) get gradients."""
+        """Return the parameters (by Transformers' names) that get gradients."""
         known = frozenset(names)
         if not self:
             return known
@@ -65,7 +65,8 @@ class Freezing:
         return (known - frozen) | _named(self.unfreeze, known) | of_head
 
     def within(self, names: Iterable[str]) -> Freezing:
-        """Return the patterns that name something in a smaller model; none if they mean something else."""
+        """Return the patterns that match in a smaller model; none if these would train nothing, or freeze
+        nothing there."""
         known = frozenset(names)
         freeze, unfreeze = (
             tuple(p for p in patterns if _named((p,), known)) for patterns in (self.freeze, self.unfreeze)
@@ -74,9 +75,9 @@ class Freezing:
         return kept if bool(freeze) is bool(self.freeze) and kept.trained(known) else Freezing()
 
     def check(self, names: Iterable[str], ties: dict[str, str]) -> Iterator[Diagnostic]:
-        """Yield the patterns that match none of ``names``, and that nothing would be trained.
+        """Yield errors for patterns that match none of ``names``, and if nothing would be trained.
 
-        ``ties``: other names of tied parameters → theirs.
+        ``ties``: other names of tied parameters → their names.
         """
         known, idle = list(names), False
         for key, patterns in ((FREEZE, self.freeze), (UNFREEZE, self.unfreeze)):
@@ -161,7 +162,8 @@ def _hint(pattern: str, known: list[str], tied: list[str]) -> str:
 def check_freezing(
     shape: ModelShape | None, freezing: Freezing, mesh: Mesh | None, *, adapters: bool
 ) -> Iterator[Diagnostic]:
-    """Yield what ``freezing`` cannot be combined with, and patterns that name nothing in a known family."""
+    """Yield settings that cannot be combined with ``freezing``, and patterns without a match in a known
+    family."""
     if not freezing:
         return
     key, value = (FREEZE, freezing.freeze) if freezing.freeze else (UNFREEZE, freezing.unfreeze)
@@ -183,8 +185,8 @@ def check_rounding(
     *,
     routers: bool,
 ) -> Iterator[Diagnostic]:
-    """Yield where an engine would keep frozen weights in fewer bits than their folder has; ``routers``: those
-    of a mixture are frozen.
+    """Yield an error if an engine would keep frozen weights in fewer bits than their folder; ``routers``:
+    routers are frozen.
     """
     stored = "float32" if shape is None else shape.stored or "float32"
     low = precision.compute != precision.master and precision.compute != stored
@@ -202,8 +204,8 @@ def _ties(shape: ModelShape, listed: tuple[Parameter, ...]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """What of a model is trained: a ``share`` (0 to 1) of its parameters, none of them before the layer
-    ``first_layer``, so that the layers before it save nothing for a backward.
+    """The trained part of a model: a ``share`` (0 to 1) of its parameters, all from layer ``first_layer`` on,
+    so that earlier layers save nothing for a backward.
     """
 
     share: float = 1.0
@@ -211,7 +213,7 @@ class TrainedPart:
 
 
 def trained_part(shape: ModelShape, freezing: Freezing) -> TrainedPart:
-    """Return what of a model of ``shape`` is trained."""
+    """Return the trained part of a model of ``shape``."""
     if not freezing:
         return TrainedPart()
     listed = parameters_of(shape)
@@ -224,7 +226,7 @@ def trained_part(shape: ModelShape, freezing: Freezing) -> TrainedPart:
 
 
 def freezing_decisions(shape: ModelShape | None, freezing: Freezing) -> Iterator[Decision]:
-    """Yield what the plan says of frozen parameters."""
+    """Yield the plan's decisions on frozen parameters."""
     if not freezing or shape is None:
         return
     whole = sum(p.numel for p in parameters_of(shape))

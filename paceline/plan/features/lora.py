@@ -65,7 +65,7 @@ def check_adapter(
     installed: Callable[[str], ModuleSpec | None] = util.find_spec,
     here: bool = True,
 ) -> list[Diagnostic]:
-    """Return what prevents this adapter from running: missing packages, unsupported strategy or precision.
+    """Return the reasons why this adapter cannot run: missing packages, unsupported strategy or precision.
 
     ``engine``: ``Plan.engine``. ``here`` is False if the run is for another machine: missing packages are
     then notes.
@@ -123,7 +123,7 @@ def check_adapter(
 def _with_lengths(
     adapter: AdapterSpec, spec: StrategySpec, mesh: Mesh, engine: EngineOptions
 ) -> Iterator[Diagnostic]:
-    """Yield why DoRA cannot run so: it reads each whole weight beside its layer's own product."""
+    """Yield why DoRA cannot run: it reads each whole weight in addition to the layer's own product."""
     axes = [f"{axis}_size: {size}" for axis in ("pp", "tp", "cp") if (size := getattr(mesh, axis)) > 1]
     if axes or spec.gathers_by_layer(engine):
         where = " with ".join(filter(None, (spec.label(engine), ", ".join(axes))))

@@ -1,4 +1,4 @@
-"""What the plan says of the optimizer: where its states are kept, and what its first step costs."""
+"""The plan's decisions on the optimizer: the place of its states, and the cost of its first step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.plan.plan import Decision, OptimizerSpec
 
 
 def optimizer_decision(optimizer: OptimizerSpec, hardware: Hardware, shape: ModelShape | None) -> Decision:
-    """Return the decision on ``training.optim``, with everything about it that is not usual."""
+    """Return the decision on ``training.optim``, with its unusual properties."""
     return Decision(
         "training.optim",
         optimizer.name,
@@ -63,7 +63,7 @@ def _reasons(
 
 
 def check_targets(optimizer: OptimizerSpec, shape: ModelShape | None) -> Iterator[Diagnostic]:
-    """Refuse modules of which no matrix is projected: all weights would be stepped by AdamW."""
+    """Refuse target modules without a matrix to project, since AdamW would then train all weights."""
     row, targets = BUILT.get(optimizer.name), optimizer.target_modules
     if row is None or not row.projects or not targets or shape is None:
         return

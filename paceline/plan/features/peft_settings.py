@@ -1,4 +1,4 @@
-"""peft's ``adapter_config.json``: each setting is carried, changes nothing here, or is refused by name."""
+"""peft's ``adapter_config.json``: each setting is kept, has no effect here, or is refused with its name."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _CONVERT = (
 def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> AdapterSpec:
     """Return ``adapter`` with rank, scale, layers and further ``settings`` of peft's ``adapter_config.json``.
 
-    ``where``: the file. Raises ConfigError ``plan.adapter_kind`` for what is not plain LoRA.
+    ``where``: the file. Raises ConfigError ``plan.adapter_kind`` for anything but plain LoRA.
     """
     wrong = list(_wrong(settings))
     if wrong:
@@ -126,12 +126,12 @@ def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> Ada
 
 
 def spec_of(settings: JsonObject, where: str) -> AdapterSpec:
-    """Return the adapter of a folder alone. Raises ConfigError ``plan.adapter_kind``."""
+    """Return the adapter of a folder. Raises ConfigError ``plan.adapter_kind``."""
     return with_settings(AdapterSpec(r=1, alpha=1), settings, where)
 
 
 def untied(modules: str) -> Diagnostic:
-    """Return the finding that peft has untied ``modules``, which are one weight in the model."""
+    """Return the finding that peft has untied ``modules``, which share one weight in the model."""
     return codes.PLAN_ADAPTER_KIND(
         "this adapter was trained with embedding and head as two weights, and in the model they are one",
         KEY,
@@ -141,7 +141,7 @@ def untied(modules: str) -> Diagnostic:
 
 
 def _wrong(settings: JsonObject) -> list[str]:
-    """Return what of the settings cannot be followed, each by its name."""
+    """Return the unsupported settings, each with its name."""
     kind, init, experts = settings.get("peft_type"), _init(settings), settings.get("target_parameters")
     if kind != "LORA":
         return [f"peft_type is {kind}"]
@@ -182,7 +182,7 @@ def _init(settings: JsonObject) -> Json:
 
 
 def _decomposition(init: Json) -> str | None:
-    """Return which of ``DECOMPOSITIONS`` it is, if any; peft takes OLoRA in any case of letters."""
+    """Return the member of ``DECOMPOSITIONS``, if any; peft accepts OLoRA in upper or lower case."""
     word = str(init)
     return "olora" if word.lower() == "olora" else word if word in DECOMPOSITIONS else None
 
@@ -207,14 +207,14 @@ def _hint(settings: JsonObject) -> str:
 
 
 def _saved(settings: JsonObject) -> tuple[str, ...]:
-    """Return the modules that are trained in full: without those that peft itself adds for a score head."""
+    """Return the fully trained modules, without those that peft itself adds for a score head."""
     saved = names(settings.get("modules_to_save"))
     score_heads = ("classifier", "score") if settings.get("task_type") == "SEQ_CLS" else ()
     return tuple(name for name in saved if name not in score_heads)
 
 
 def names(value: Json) -> tuple[str, ...]:
-    """Return the names of a setting that holds one or a list of them, as the language model names them."""
+    """Return the names in a setting (one or a list), as names of the language model."""
     if isinstance(value, str):
         return (text_name(value),) if value else ()
     return tuple(sorted(text_name(str(name)) for name in value)) if isinstance(value, list) else ()
@@ -269,21 +269,21 @@ def is_saved(adapter: AdapterSpec, parameter: str, tied_head: bool) -> bool:
 
 
 def names_module(saved: Collection[str], module: str) -> bool:
-    """Whether ``modules_to_save`` names a module, as peft does: by any end of its name, so that ``norm`` is
-    every norm (``_set_trainable``).
+    """Whether ``modules_to_save`` names a module, by peft's rule: any suffix matches, so ``norm`` is every
+    norm (``_set_trainable``).
     """
     return module.endswith(tuple(saved))
 
 
 def no_adapter_in(saved: str) -> str:
-    """Return the pattern of the modules that get no adapter, as a name of ``modules_to_save`` is a whole part
+    """Return the pattern of modules without an adapter, because a name in ``modules_to_save`` is a component
     of theirs (``check_target_module_exists``).
     """
     return rf"(.*\.)?{saved}(\..*)?"
 
 
 def _named(patterns: tuple[str, ...], name: str) -> bool:
-    """Whether ``name`` is named by its end, or by the one regular expression."""
+    """Whether a pattern matches the end of ``name``, or the single regular expression matches it."""
     if len(patterns) == 1 and is_pattern(patterns[0]):
         return re.fullmatch(patterns[0], name) is not None
     return any(name == pattern or name.endswith(f".{pattern}") for pattern in patterns)

@@ -1,5 +1,5 @@
-"""Choose dtypes: fp32 master weights, or bf16 ones that are rounded stochastically; the compute dtype by what
-the device does in hardware.
+"""Choose dtypes: fp32 master weights, or bf16 ones with stochastic rounding; and a compute dtype that the
+hardware supports.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def choose_precision(
 ) -> Precision:
     """Return the precision for ``auto``, ``no``, ``fp16`` or ``bf16``.
 
-    The config rules refuse what the device cannot do. ``master`` float64 (``model.dtype``) computes
-    everything in float64: for comparing strategies, not for training. ``bf16_weights``: they are kept in
-    bfloat16 alone, and ``auto`` computes in it.
+    The config rules refuse unsupported dtypes. ``master`` float64 (``model.dtype``) computes everything in
+    float64, for comparing strategies, not for training. ``bf16_weights``: weights are only in bfloat16, and
+    ``auto`` computes in it.
     """
     if master == "float64":
         return Precision("float64", "float64", "float64", False, "model.dtype: float64")
@@ -98,7 +98,7 @@ _FP8, _WITHOUT_FP8 = "training.fp8", "set fp8: false"
 
 
 def check_fp8(run: Combination, hardware: Hardware) -> Iterator[Diagnostic]:
-    """Refuse fp8 where it has no products, or would act on other weights than those that are trained."""
+    """Refuse fp8 if the device has no fp8 products, or if it would not apply to the trained weights."""
     precision, strategy, mesh = run.precision, run.strategy, run.mesh
     if not precision.fp8:
         return
@@ -144,7 +144,7 @@ def check_fp8(run: Combination, hardware: Hardware) -> Iterator[Diagnostic]:
 
 
 def fp8_decisions(plan: Plan) -> Iterator[Decision]:
-    """Yield what fp8 means for speed and memory."""
+    """Yield decisions on fp8's speed and memory."""
     if not plan.precision.fp8:
         return
     speed = (

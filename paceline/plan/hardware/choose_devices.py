@@ -1,4 +1,4 @@
-"""From what was seen to the devices that a run uses: which of them, with what memory and precision. Pure."""
+"""Choose a run's devices, with their memory and precision, from the probe results. Pure functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DeviceSelection:
     """The devices of a run on this node.
 
     - ``used``: their indices among the ``visible`` ones
-    - ``note``: how they came about
+    - ``note``: why these were chosen
     - ``findings``: errors where an accelerator would lie idle, warnings where one is used with less than it
       has
     """
@@ -45,7 +45,7 @@ class DeviceSelection:
 
     @property
     def memory_bytes(self) -> int | None:
-        """The smallest memory among them, less what other processes hold; None if nobody knows it."""
+        """The smallest memory among them, less the memory of other processes; None if unknown."""
         sizes = [left for device in self.devices if (left := usable_bytes(device)) is not None]
         return min(sizes) if len(sizes) == len(self.devices) and sizes else None
 
@@ -118,7 +118,7 @@ def _by_torch(sights: ProbeResults, kind: DeviceKind, environ: Mapping[str, str]
 
 
 def _by_tool(sights: ProbeResults, cards: Sequence[ProbedDevice]) -> DeviceSelection:
-    """torch is not installed here, or did not answer: the driver's tool alone."""
+    """Choose from the driver's tool alone, if torch is not installed or did not answer."""
     hip = sights.nvidia is None or cards[0] not in sights.nvidia.devices
     used = best_set(cards, tuple(range(len(cards))))
     chosen = tuple(cards[i] for i in used)

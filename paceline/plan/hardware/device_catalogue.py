@@ -251,7 +251,7 @@ def _from_yaml(path: Path) -> AcceleratorCluster:
 
 
 def _check_values(path: Path, data: Mapping[str, Json]) -> None:
-    """Raise ConfigError for unknown keys, and for what is no number above 0."""
+    """Raise ConfigError for unknown keys, and for values that are not numbers above 0."""
     wrong = sorted(str(key) for key in data if key not in FIELDS)
     if wrong:
         near = [difflib.get_close_matches(key, FIELDS, n=1, cutoff=0.0)[0] for key in wrong]

@@ -1,4 +1,4 @@
-"""Device files, the installed torch's own files, compilers: what is known without starting anything."""
+"""Facts from device files, the installed torch's files and compilers, without starting anything."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _numbered(folder: Path, name: str) -> int:
 
 
 def _amd_cards(root: Path) -> tuple[int, int]:
-    """Return how many cards and how many GPUs within a processor the kernel's compute driver has."""
+    """Return the numbers of cards and of integrated GPUs that the kernel's compute driver has."""
     cards = processors = 0
     for properties in (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
         try:

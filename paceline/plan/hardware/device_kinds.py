@@ -1,6 +1,6 @@
 """The kinds of devices that Paceline drives: the one table of what differs between them.
 
-Nothing else compares with a device's name: it asks the kind.
+Other code never compares device names; it reads the kind.
 """
 
 from __future__ import annotations

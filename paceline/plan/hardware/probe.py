@@ -1,9 +1,9 @@
-"""This machine's hardware, found without importing torch: ``/proc``, cgroup limits, and who sees a device.
+"""Probe this machine's hardware without importing torch: ``/proc``, cgroup limits, and devices.
 
 A separate process queries torch. An import of torch and the driver's start take seconds, so an answer with
-devices is kept in the cache folder. Its key is everything that it depends on: the boot, the driver, the
-installed torch, the querying code, the device files and the variables that hide devices. Free memory is not
-kept.
+devices is kept in the cache folder. The cache key holds everything that it depends on: the boot, the driver,
+the installed torch, the querying code, the device files and the variables that hide devices. Free memory is
+not kept.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _BESIDE = (
 def query_torch(
     environ: Mapping[str, str], wheel: Wheel, cache: Path | None = None
 ) -> tuple[TorchAnswer | None, str]:
-    """Return (torch's answer, why there is none).
+    """Return (torch's answer or None, the reason for None).
 
-    ``cache``: the folder of kept answers, None to ask anew. Takes at most ``TORCH_SECONDS``.
+    ``cache``: the folder of cached answers, None to query again. Takes at most ``TORCH_SECONDS``.
     """
     record = cache / "devices" / f"{_key(environ, wheel)}.json" if cache else None
     if record is not None and (answer := parse_answer(kept_answer(record))) is not None:
@@ -80,7 +80,7 @@ def parse_answer(text: str) -> TorchAnswer | None:
 
 
 def asker_identity() -> str:
-    """What asks, and in which words it answers: another release's answer may be a wrong one."""
+    """Return the identity of the querying code, since another release's answer may be wrong."""
     return hashlib.sha256("".join(_text(source_of(name)) for name in ASKERS).encode()).hexdigest()
 
 
@@ -160,7 +160,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class HardwareReport:
-    """This node's hardware, and what is to be said of it: errors where an accelerator would lie idle."""
+    """This node's hardware with findings, such as errors for an accelerator that would stay idle."""
 
     hardware: Hardware
     findings: tuple[Diagnostic, ...] = ()
@@ -180,8 +180,8 @@ def probe(
 
     - ``environ``: this process's environment, for the child that asks torch and for the variables that hide
       devices
-    - ``use_cpu``: look at no accelerator
-    - ``tasks``: processes of this node to each of which a job manager shows devices of its own
+    - ``use_cpu``: ignore accelerators
+    - ``tasks``: processes of this node, if a job manager shows each one separate devices
 
     Where a device file or a driver's tool shows an accelerator, a separate process queries torch, for at most
     two minutes. The answer is kept (``query_torch``).
@@ -222,7 +222,7 @@ def probe(
 
 
 def look(environ: Mapping[str, str]) -> ProbeResults:
-    """Return what every witness sees. Starts processes only where a file or a program hints at a device."""
+    """Return the results of all probes. Starts processes only if a file or a program indicates a device."""
     wheel, nodes = installed_wheel(), device_nodes()
     sights = ProbeResults(wheel, nodes, nvidia_smi(), rocm_smi())
     hinted = nodes.certain or sights.of_tools or nodes.unsure or (nodes.renders and wheel.xpu)

@@ -1,4 +1,4 @@
-"""This machine's accelerators as torch, the driver's tool and ``/dev`` see them, and which can be used."""
+"""This machine's accelerators according to torch, the driver's tool and ``/dev``, and the usable ones."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from paceline.plan.hardware.device_kinds import CUDA, DeviceKind
 
 @dataclass(frozen=True)
 class ProbedDevice:
-    """One accelerator. Memory in bytes, None where the witness does not tell it.
+    """One accelerator. Memory in bytes, None if unknown.
 
     - ``capability``: CUDA compute capability (8.6)
     - ``arch``: AMD's name of it (``gfx942``)
     - ``uuid``: as ``CUDA_VISIBLE_DEVICES`` takes it
     - ``bf16``: whether the device computes in it, where torch itself must be asked
-    - ``of``: the uuid of the card that a MIG slice is a part of
+    - ``of``: the uuid of a MIG slice's card
     - ``mig``: the card is in MIG mode
     - ``shared``: its memory is the host's, as that of a GPU within the processor (GB10, Tegra, laptops)
     """
@@ -39,9 +39,9 @@ class TorchAnswer:
 
     - ``type``: of the accelerator that it would take, None if it sees none
     - ``cuda``, ``hip``, ``xpu``, ``nccl``: versions that it was built with
-    - ``arch_list``: what it has kernels for
-    - ``warnings``: what it said while it looked
-    - ``fresh``: free memory is as it is now
+    - ``arch_list``: the architectures that it has kernels for
+    - ``warnings``: its warnings during the query
+    - ``fresh``: free memory is current
     """
 
     version: str
@@ -58,7 +58,7 @@ class TorchAnswer:
 
 @dataclass(frozen=True)
 class SmiAnswer:
-    """What nvidia-smi or rocm-smi told; ``failure``: why it told nothing, empty if it answered."""
+    """The answer of nvidia-smi or rocm-smi; ``failure``: why there is none, else empty."""
 
     devices: tuple[ProbedDevice, ...] = ()
     driver: str = ""
@@ -88,8 +88,8 @@ class Wheel:
 class DeviceFiles:
     """Device files: how many cards of each maker there are.
 
-    ``unsure``: there may be one, torch knows; ``renders``: a graphics device, which only torch's XPU build
-    would compute on.
+    ``unsure``: there may be one, which only torch can tell; ``renders``: a graphics device, usable only with
+    torch's XPU build.
     """
 
     nvidia: int = 0
@@ -101,13 +101,13 @@ class DeviceFiles:
 
     @property
     def certain(self) -> int:
-        """Accelerators that are there beyond doubt."""
+        """Accelerators that certainly exist."""
         return self.nvidia + self.amd + self.ascend + self.gaudi
 
 
 @dataclass(frozen=True)
 class ProbeResults:
-    """All that was seen. ``torch``: None without an answer; ``silence``: why it did not answer."""
+    """The results of all probes. ``torch``: None without an answer; ``silence``: why it did not answer."""
 
     wheel: Wheel = Wheel()
     nodes: DeviceFiles = DeviceFiles()
@@ -160,7 +160,7 @@ def visible_cards(cards: Sequence[ProbedDevice], environ: Mapping[str, str]) -> 
 def with_tool_memory(devices: Sequence[ProbedDevice], sights: ProbeResults) -> tuple[ProbedDevice, ...]:
     """Take free memory from the driver's tool where it lists the same card.
 
-    It looked before torch did, whose own context is not free any more; and a kept answer has none.
+    It ran before torch, whose own context takes memory; and a cached answer has no free memory.
     """
     free = {_bare(card.uuid): card.free_bytes for card in sights.of_tools if card.uuid and not card.mig}
     return tuple(
@@ -170,7 +170,7 @@ def with_tool_memory(devices: Sequence[ProbedDevice], sights: ProbeResults) -> t
 
 
 def taken_bytes(device: ProbedDevice) -> int:
-    """Return what other processes hold of a device's memory; 0 if it is unknown or the driver's own."""
+    """Return the bytes of a device's memory that other processes hold; 0 if unknown or only the driver's."""
     if device.total_bytes is None or device.free_bytes is None:
         return 0
     taken = device.total_bytes - device.free_bytes
@@ -178,7 +178,7 @@ def taken_bytes(device: ProbedDevice) -> int:
 
 
 def usable_bytes(device: ProbedDevice) -> int | None:
-    """Return the device's memory less what other processes hold; None if it is unknown."""
+    """Return the device's memory less the memory of other processes; None if unknown."""
     return None if device.total_bytes is None else device.total_bytes - taken_bytes(device)
 
 
@@ -216,11 +216,10 @@ def runs_on(device: ProbedDevice, arch_list: Sequence[str]) -> bool:
 
 
 def best_set(devices: Sequence[ProbedDevice], able: Sequence[int]) -> tuple[int, ...]:
-    """Return which of the ``able`` devices train together: the weakest of a set decides for all of it.
+    """Return the ``able`` devices that train together; the weakest of a set limits all of it.
 
-    GPUs within a processor are left out where there are cards, and cards without bf16 where others have it.
-    Of the remaining sets it takes the one with the most memory in all, counting each card as the set's
-    smallest.
+    Integrated GPUs are left out if there are cards, and cards without bf16 if others have it. Of the
+    remaining sets it takes the one with the most total memory, counting each card as the set's smallest.
     """
     cards = [i for i in able if not devices[i].shared] or list(able)
     modern = [i for i in cards if (devices[i].capability or 9.0) >= BF16_CAPABILITY]

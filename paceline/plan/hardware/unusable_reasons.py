@@ -1,4 +1,4 @@
-"""Why an accelerator that is there would lie idle, and the remedy: the first cause that is certain."""
+"""Find why an existing accelerator would stay idle, and the remedy: the first certain cause."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _GET_STARTED = "https://pytorch.org/get-started/locally lists the releases"
 
 
 def idle(sights: ProbeResults, environ: Mapping[str, str]) -> Diagnostic:
-    """Return the error for accelerators that are there and that torch does not use."""
+    """Return the error for existing accelerators that torch does not use."""
     witnesses = _witnesses(sights)
     if variable := hiding(sights, environ):
         value = f"{variable}={environ[variable]}"
@@ -153,7 +153,7 @@ def _forced(sights: ProbeResults) -> str:
 
 
 def _witnesses(sights: ProbeResults) -> str:
-    """Return who sees an accelerator: device files, or a driver's tool."""
+    """Return the evidence of an accelerator: device files, or a driver's tool."""
     nodes = sights.nodes
     files = {
         "/dev/nvidia*": nodes.nvidia,

@@ -1,4 +1,4 @@
-"""nvidia-smi and rocm-smi: what they list, without torch."""
+"""Read the device lists of nvidia-smi and rocm-smi, without torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SLICE = re.compile(r"^\s+MIG (\S+?\.(\d+)gb\S*)\s+Device\s+\d+: \(UUID: (MIG-[^
 
 
 def nvidia_smi() -> SmiAnswer | None:
-    """Return what nvidia-smi lists, MIG slices included; None if there is no such program."""
+    """Return nvidia-smi's devices, including MIG slices; None without the program."""
     text, failure = command_output(NVIDIA_QUERY)
     if _UNKNOWN_FIELD in failure:
         text, failure = command_output(NVIDIA_OLD_QUERY)
@@ -44,7 +44,7 @@ def nvidia_smi() -> SmiAnswer | None:
 
 
 def rocm_smi() -> SmiAnswer | None:
-    """Return what rocm-smi lists; None if there is no such program."""
+    """Return rocm-smi's devices; None without the program."""
     text, failure = command_output(AMD_QUERY)
     if text is None and not failure:
         return None
@@ -71,7 +71,7 @@ def parse_nvidia(text: str) -> SmiAnswer:
 
 
 def with_slices(cards: Sequence[ProbedDevice], listed: str) -> tuple[ProbedDevice, ...]:
-    """Return ``cards`` and behind each its MIG slices, as ``nvidia-smi -L`` lists them."""
+    """Return ``cards``, each followed by its MIG slices, from the list of ``nvidia-smi -L``."""
     slices: dict[str, list[ProbedDevice]] = {}
     card = ProbedDevice("")
     for line in listed.splitlines():

@@ -1,4 +1,4 @@
-"""What is known of each family of models (``model_type``): one record, which all others ask. No torch.
+"""Facts about each family of models (``model_type``): one record that all other code reads. No torch.
 
 The records are ``data/families.json``. ``tests/unit/models/family_sweep.py`` measures the first fields,
 ``tests/unit/simulate/saved_activations.py`` ``saves``; the others are written by hand and held by tests.
@@ -32,7 +32,7 @@ class Family:
     """A family; the defaults are those of a Llama.
 
     Measured:
-        refused: why it is not supported (empty: it is).
+        refused: why it is not supported (empty if it is).
         rows: ``packed`` or ``padded``.
         sizes, defaults: defaults of its config class (Transformers 5.23).
         counted: its parameters are counted exactly by the formulas of ``parameter_list``.
@@ -41,13 +41,13 @@ class Family:
         selects: parts select an attention's keys, and no gradient reaches them.
         parts: its folder's files hold every tensor, as it is or to be joined
             (``models.loading.sharded_loading``), so each rank can read its own part.
-        saves: what its layers keep for the backward over what a Llama's of its sizes do (0: unknown).
+        saves: its layers' saved activations relative to a Llama's of the same sizes (0: unknown).
 
     Config:
         refused_where: a key of its config that is not supported where it is set, and why.
         grouped: heads may share keys and values.
         multi_query: one head of keys and values, unless its config says otherwise.
-        attention_bias, sinks, softcap, dropout: what its attention has where the config does not say.
+        attention_bias, sinks, softcap, dropout: defaults of its attention if the config does not set them.
         alibi_twice_in_eager: Transformers' eager attention adds its ALiBi bias twice.
         balance_loss: Transformers computes a balance loss of its experts, with this coefficient by default.
         shared_gate: its shared expert has a gate.
@@ -58,21 +58,22 @@ class Family:
         conv1d: ``Conv1D`` in place of ``nn.Linear``: weights are [in, out], bitsandbytes quantizes none.
         gated: its MLP has a gate; parallel_residual: attention and MLP share one residual.
         fused_norms: Paceline's kernels compute its norms under tensor parallelism, adapters and experts too.
-        linears_known: files are held to the sizes of its linear layers, and adapters' parameters are counted.
-        needs_trial: a start tries its class in a small model; for the others a test has.
+        linears_known: the sizes of its linear layers are known, to check files and count adapters'
+        parameters.
+        needs_trial: a start tries its class in a small model; for other families a test does.
         not_gguf: what is wrong with Transformers' reader of its GGUF files.
 
     Encoders and their classification class:
-        encoder: every token sees its whole document, so it classifies texts and writes none.
-        head: modules of that class behind the trunk, in the order in which they are called.
+        encoder: every token sees its whole document, so it classifies texts and cannot generate.
+        head: modules of that class after the trunk, in call order.
         token_types: its trunk reads which of two texts a token belongs to.
-        padding_first: positions begin behind the padding token's number.
+        padding_first: positions start after the padding token's id.
 
     Parallelism:
         tensor_plan: Transformers' tensor-parallel plan of it runs; tp_plan: ours, where it has none.
         autotp: DeepSpeed follows that plan, which shards by column and row only.
         stages: its layers run stage by stage (no position embeddings are added outside of them).
-        experts_in_turn: it visits the chosen experts in turn, so ranks gather weights in another order.
+        experts_in_turn: it visits the chosen experts in turn, so ranks gather weights in different orders.
 
     Parameters (blocks of ``data/parameters.json``):
         frame: the model around its layers, and all of a layer where a block has this name.
@@ -129,8 +130,8 @@ class Family:
         return bool(self.rows)
 
     def in_head(self, name: str, *, beside_trunk: bool = False) -> bool:
-        """Whether a parameter (or the module ``name``) is of the classification head; ``beside_trunk``: and
-        not of a module that the trunk has too (BERT's pooler).
+        """Whether a parameter (or the module ``name``) is of the classification head; ``beside_trunk``:
+        without modules that the trunk also has (BERT's pooler).
         """
         parts = (part for part in self.head if not (beside_trunk and "." in part))
         return f"{name}.".startswith(tuple(f"{part}." for part in parts))
@@ -138,12 +139,12 @@ class Family:
 
 @dataclass(frozen=True)
 class Composite:
-    """A model of which the language model alone is trained.
+    """A model of which only the language model is trained.
 
     - ``text``: the type of the causal class that computes a text as this model does (empty: its
       text_config's)
-    - ``tied``: whether its config class ties the head where ``config.json`` does not say
-    - ``values``: what its class always does, in the causal class's config
+    - ``tied``: whether its config class ties the head by default
+    - ``values``: fixed behaviour of its class, as values of the causal class's config
     """
 
     text: str = ""
@@ -154,7 +155,7 @@ class Composite:
 @dataclass(frozen=True)
 class _FamilyTable:
     """``transformers``: the version that was tested; ``usual``: types that a message names first;
-    ``families``: causal language models; ``encoders``: what trains as a classifier.
+    ``families``: causal language models; ``encoders``: models that train as classifiers.
     """
 
     transformers: str
@@ -178,12 +179,12 @@ def encoders() -> Mapping[str, Family]:
 
 
 def family_of(kind: Json) -> Family:
-    """Return what is known of a model type; of an unknown one, that it is like a Llama."""
+    """Return the record of a model type; for an unknown one, a Llama's."""
     return encoders().get(str(kind)) or families().get(str(kind), Family())
 
 
 def composites() -> Mapping[str, Composite]:
-    """Return, by model type, the models of which the language model alone is trained."""
+    """Return, by model type, the models of which only the language model is trained."""
     return _table().composites
 
 
@@ -209,7 +210,8 @@ _BESIDE = (
 
 
 def composite_of(config: Mapping[str, Json]) -> Composite | None:
-    """Return how a ``config.json`` is read of which the language model alone is trained; else None."""
+    """Return the composite record of a ``config.json`` of which only the language model is trained; else
+    None."""
     inner = config.get("text_config")
     composite = composites().get(str(config.get("model_type")))
     flat = (
@@ -240,8 +242,8 @@ def text_name(name: str) -> str:
 
 
 def beside_text(name: str, layers: int) -> bool:
-    """Whether a tensor's name says that it belongs to a tower or a further prediction head, not to the
-    ``layers`` of the language model.
+    """Whether a tensor belongs, by its name, to a tower or a further prediction head and not to the language
+    model's ``layers``.
     """
     parts = name.split(".")
     if any(word in part for part in parts[:-1] for word in _BESIDE):

@@ -1,4 +1,4 @@
-"""Which kernels compute a model's work, by device, dtype and model: plan and model ask the same functions."""
+"""Choose a model's kernels by device, dtype and model; plan and model call the same functions."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What a call of attention needs: the head dim of queries and keys, and of values, and four features.
-    These are a sliding window shorter than a document, scores that are capped before the softmax, a learned
-    sink a head (which takes part in the softmax without a value), and dropout.
+    """The features of an attention call: the head dims of queries and keys, and of values; a sliding window
+    shorter than a document; scores capped before the softmax; a learned sink per head (in the softmax without
+    a value); and dropout.
     """
 
     width: int
@@ -93,12 +93,13 @@ def keeps_scores(kernel: str, call: AttentionCall) -> bool:
 
 
 def bytes_of_score(dropout: bool) -> float:
-    """Return the bytes that are kept of one score where all are kept."""
+    """Return the bytes that the backward keeps per attention score, if it keeps all scores."""
     return DROPOUT_SCORE_BYTES if dropout else SCORE_BYTES
 
 
 def flash_width(width: int, value_width: int) -> int:
-    """Return the head dim that the flash kernel computes in: heads of another or of two sizes get zeros."""
+    """Return the head dim that the flash kernel computes in: other or unequal head sizes are padded with
+    zeros."""
     return -(-max(width, value_width) // FLASH_MULTIPLE) * FLASH_MULTIPLE
 
 
@@ -108,7 +109,7 @@ def has_softcap(config: Mapping[str, Json]) -> bool:
 
 
 def has_dropout(config: Mapping[str, Json]) -> bool:
-    """Whether a model with this ``config.json`` drops weights of its attention while it trains."""
+    """Whether a model with this ``config.json`` has attention dropout in training."""
     rates = [config[name] for name in _DROPOUTS if name in config]
     return any(rates) if rates else family_of(config.get("model_type")).dropout
 
@@ -162,7 +163,8 @@ LABELS = {FA3: "FlashAttention-3", FA4: "FlashAttention-4"}
 
 
 def flash_version(capability: float | None, installed: Sequence[str], call: AttentionCall) -> str:
-    """Return FA3, FA4, or empty for torch's own; the first that fits. ``installed``: of these two."""
+    """Return the first usable of FA3 and FA4, or empty for torch's own. ``installed``: those of the two that
+    are installed."""
     width = flash_width(call.width, call.value_width)
     for name, (cards, largest) in _VERSIONS.items():
         if name in installed and capability is not None and int(capability) in cards and width <= largest:
@@ -175,10 +177,10 @@ _CHUNK_SHARE = 96
 
 
 def head_chunk_bytes(memory_bytes: float) -> int:
-    """Return the bytes of one chunk on a device with so much memory (0: a CPU, or unknown): a power of two.
+    """Return the bytes of one chunk on a device with ``memory_bytes`` (0: a CPU, or unknown): a power of two.
 
-    Each chunk reads and writes the head's whole gradient [V, H] in fp32 once. 64 MiB chunks of 16 k tokens
-    and 128 k words are 94 passes, 512 MiB 12.
+    Each chunk reads and writes the head's whole gradient [V, H] in fp32 once. For 16 k tokens and 128 k
+    words, chunks of 64 MiB take 94 passes, of 512 MiB 12.
     """
     share = int(memory_bytes) // _CHUNK_SHARE
     return min(MOST_CHUNK, max(LEAST_CHUNK, 1 << share.bit_length() - 1)) if share else LEAST_CHUNK

@@ -51,7 +51,7 @@ def known_shape(name: str) -> ModelShape | None:
 def model_shape(name: str, environ: Mapping[str, str] | None = None) -> ModelShape:
     """Return the shape for ``--model``: a folder, a ``config.json``, or a listed name.
 
-    With ``environ``, its class is asked where no formula counts its parameters. Raises ConfigError with the
+    With ``environ``, its class is queried if no formula counts its parameters. Raises ConfigError with the
     nearest names.
     """
     config = named_config(name)

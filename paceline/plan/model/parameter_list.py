@@ -1,9 +1,9 @@
 """All parameters of a model by name and shape, and their number: from its sizes, or as its class lists them.
 
-Where the closed formulas are not known to be exact for a family, a separate process asks the installed
-Transformers' own class. The child imports torch and builds the class on the meta device. The answer is kept
-under everything that it depends on: the config and the versions of Transformers, torch and this code. Code
-that comes with a model runs only where ``trust_remote_code`` allows it, and its answer is not kept.
+If the closed formulas may be inexact for a family, a child process queries the installed Transformers' class.
+It imports torch and builds the class on the meta device. The answer is cached by everything that it depends
+on: the config and the versions of Transformers, torch and this code. Code that comes with a model runs only
+if ``trust_remote_code`` allows it, and its answer is not cached.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def targets_of(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def projected(name: str, dims: int, targets: Sequence[str]) -> bool:
-    """Whether GaLore projects the gradient of a parameter of ``dims`` dims: of a matrix whose module's name
-    holds one of ``targets``, or matches it whole as a pattern; without any, of a hidden layer.
+    """Whether GaLore projects the gradient of a parameter of ``dims`` dims. It does for a matrix whose module
+    name contains one of ``targets``, or fully matches it as a pattern; without targets for hidden layers.
     """
     if dims != 2 or NO_DECAY.search(name) or "embed" in name:
         return False
@@ -77,7 +77,7 @@ def projected(name: str, dims: int, targets: Sequence[str]) -> bool:
 class Parameter:
     """One parameter by its Hugging Face name; ``layer`` is None for embedding, final norm and head.
 
-    ``kind``: of ``listing``'s, as the class says it; empty where a formula lists it.
+    ``kind``: the kind in the class's listing; empty if a formula lists it.
     """
 
     name: str
@@ -100,9 +100,9 @@ class Parameter:
 class _Layouts:
     """``frames``: models around their layers; ``blocks``: parts of them and of layers. Both are lines.
 
-    A line is ``name sizes ?condition``: a size is a sum of products (``q+2*kv``), ``name.*`` stands for
-    weight and bias, of which the condition tells about the bias. In a frame, ``#`` is the number of a layer,
-    and a line of one word a block.
+    A line is ``name sizes ?condition``. A size is a sum of products (``q+2*kv``); ``name.*`` stands for
+    weight and bias, and the condition is then the bias's. In a frame, ``#`` is the number of a layer, and a
+    line of one word is a block.
     """
 
     frames: Mapping[str, tuple[str, ...]]
@@ -115,8 +115,8 @@ _layouts = cache(partial(shipped_table, "parameters", _Layouts))
 def parameters_of(shape: ModelShape) -> tuple[Parameter, ...]:
     """Return all parameters in the order of ``named_parameters()``, tied ones once.
 
-    As its class lists them where it was asked; else as its family's record does, an unknown family like a
-    Llama. Those of a trunk without a head have names without its prefix.
+    They come from the class's listing if it was queried; else from the family's record, with a Llama's for an
+    unknown family. A trunk without a head has names without its prefix.
     """
     listed = _parameters(shape)
     if not (shape.scalar_head and shape.head_outputs == 0):
@@ -205,7 +205,7 @@ def _sizes(shape: ModelShape) -> dict[str, int]:
 
 
 def _conditions(shape: ModelShape) -> dict[str, bool]:
-    """Return the conditions that lines name."""
+    """Return the value of each condition that the lines use."""
     return {
         "attention_bias": shape.attention_bias,
         "mlp_bias": shape.mlp_bias,
@@ -252,14 +252,14 @@ def is_transposed(shape: ModelShape, parameter: Parameter) -> bool:
 
 
 def is_multiplied(parameter: Parameter) -> bool:
-    """Whether tokens are multiplied with a parameter that is not the head's."""
+    """Whether tokens are multiplied with this parameter; False for the head."""
     if parameter.kind:
         return parameter.kind in (LINEAR, TRANSPOSED, MATRIX, EXPERTS)
     return parameter.layer is not None and len(parameter.shape) >= 2 and not parameter.name.endswith("_bias")
 
 
 def is_of_experts(shape: ModelShape, parameter: Parameter) -> bool:
-    """Whether a parameter holds experts, of which a token visits a part."""
+    """Whether a parameter holds experts, some of which a token visits."""
     return (
         parameter.kind == EXPERTS
         if parameter.kind
@@ -271,8 +271,8 @@ def is_of_experts(shape: ModelShape, parameter: Parameter) -> bool:
 class ParameterTally:
     """Parameters of a model. ``total``: all, tied ones once.
 
-    ``active``: those that one token passes through, of a layer's experts the visited ones, and no embeddings;
-    ``embeddings``: tables of which a token reads one row (a tied head's is one of them).
+    ``active``: those that one token uses (only visited experts, no embeddings); ``embeddings``: tables of
+    which a token reads one row (also a tied head's).
     """
 
     total: int
@@ -283,7 +283,7 @@ class ParameterTally:
 def with_counts(shape: ModelShape) -> ModelShape:
     """Return ``shape`` with both counts, from the list of its parameters.
 
-    Of a layer's experts only those that a token is routed to count as matmul parameters.
+    Only the experts that a token is routed to count as matmul parameters.
     """
     listed = parameters_of(shape)
     matmul = shape.head_outputs * shape.hidden_size if shape.scalar_head else shape.vocab * shape.hidden_size
@@ -292,7 +292,7 @@ def with_counts(shape: ModelShape) -> ModelShape:
 
 
 def tally_of(shape: ModelShape) -> ParameterTally:
-    """Return how many parameters there are, and how many a token meets."""
+    """Return the numbers of all parameters and of those that a token uses."""
     listed = parameters_of(shape)
     tables = [p for p in listed if _is_table(p)]
     embeddings = sum(p.numel for p in tables)
@@ -301,9 +301,7 @@ def tally_of(shape: ModelShape) -> ParameterTally:
 
 
 def visited(shape: ModelShape, parameter: Parameter) -> int:
-    """Return the elements of a parameter that one token passes through: of experts, those that it is routed
-    to.
-    """
+    """Return the elements of a parameter that one token uses; of experts, only those it is routed to."""
     if shape.mixture is None or not is_of_experts(shape, parameter):
         return parameter.numel
     if len(parameter.shape) == 3:  # one matrix per expert; some stacks hold more than are routed to
@@ -333,7 +331,8 @@ def counted(
     """Return ``shape`` with the parameters that Transformers' class lists, unless the formula is exact.
 
     ``config``: the model's ``config.json``. ``code``: ``name_or_path`` and ``revision`` of a model whose own
-    Python code may run. Where the class cannot be asked the formula's counts stay; ``why_about`` says why.
+    Python code may run. If the class cannot be queried, the formula's counts stay; ``why_about`` holds the
+    reason.
     """
     if shape.exact:
         return shape
@@ -347,7 +346,7 @@ def counted(
 def listing_of(
     config: Mapping[str, Json], environ: Mapping[str, str], code: JsonObject | None = None
 ) -> tuple[Listing | None, str]:
-    """Return (the listing, why there is none). Takes at most ``SECONDS``."""
+    """Return (the listing or None, the reason for None). Takes at most ``SECONDS``."""
     missing = [name for name in ("torch", "transformers") if util.find_spec(name) is None]
     if missing:
         return None, f"{' and '.join(missing)}: not installed here"
@@ -377,7 +376,7 @@ def query_class(request: JsonObject, environ: Mapping[str, str]) -> tuple[Listin
 
 
 def _parsed(text: str) -> Listing | None:
-    """Return the listing of its JSON; None for a damaged one."""
+    """Return the listing from its JSON; None if it is damaged."""
     try:
         listing = from_json(Listing, json.loads(text))
         return listing if listing.sound else None

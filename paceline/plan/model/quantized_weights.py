@@ -1,4 +1,4 @@
-"""Folders whose weights are stored quantized: which are read, as plain weights, and which are refused.
+"""Folders with quantized weights: those that are read as plain weights, and those that are refused.
 
 No torch; ``models.loading.dequantize`` has the formulas.
 """
@@ -22,13 +22,14 @@ _WHOLE_BITS = (2, 4, 8)  # which divide a word
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """How a weight is stored.
+    """The storage of a weight.
 
-    - ``first``: the end of the name of its numbers
-    - ``parts``: the ends of all its names -> what a formula calls them, of which ``optional`` may lack
-    - ``idle``: ends of names beside it that scale activations
-    - ``plain``: the end of its name in the model
-    - ``count``: numbers a stored element
+    - ``first``: the name suffix of its numbers
+    - ``parts``: the name suffixes of all its parts -> their names in the formula; ``optional`` ones may be
+    missing
+    - ``idle``: name suffixes of tensors that scale activations
+    - ``plain``: the suffix of its name in the model
+    - ``count``: numbers per stored element
     """
 
     first: str
@@ -44,13 +45,13 @@ _ACTIVATIONS = (".input_scale", ".activation_scale", ".input_scale_ub", ".input_
 
 
 def method_of(config: Mapping[str, Json]) -> str:
-    """Return the method that a ``config.json`` tells of; empty for plain weights."""
+    """Return the quantization method in a ``config.json``; empty for plain weights."""
     settings = settings_of(config)
     return "" if settings is None else str(settings.get("quant_method", "unnamed"))
 
 
 def settings_of(config: Mapping[str, Json]) -> JsonObject | None:
-    """Return ``quantization_config``, with the settings of compressed-tensors' one group beside its own."""
+    """Return ``quantization_config``, with the settings of compressed-tensors' only group merged into it."""
     inner = config.get("text_config")
     parts = (config, inner) if isinstance(inner, Mapping) else (config,)
     written = next((p["quantization_config"] for p in parts if p.get("quantization_config")), None)
@@ -66,15 +67,15 @@ def settings_of(config: Mapping[str, Json]) -> JsonObject | None:
 
 
 def plain_config(config: JsonObject) -> JsonObject:
-    """Return a ``config.json`` without its quantization: that of the plain weights."""
+    """Return a ``config.json`` without its quantization, for plain weights."""
     inner = config.get("text_config")
     kept = {k: v for k, v in config.items() if k != "quantization_config"}
     return {**kept, "text_config": plain_config(inner)} if isinstance(inner, dict) else kept
 
 
 def quantised_base(config: Mapping[str, Json], where: str, own_code: bool = False) -> list[Diagnostic]:
-    """Return why the quantized weights that a folder's ``config.json`` tells of are not read; empty if they
-    are, or are plain.
+    """Return why the quantized weights of a folder's ``config.json`` cannot be read; empty if they can, or
+    are plain.
     """
     settings = settings_of(config)
     if settings is None:
@@ -118,7 +119,7 @@ def _not_read(settings: Mapping[str, Json]) -> str:
 
 
 def layouts(settings: Mapping[str, Json]) -> tuple[PackedWeight, ...]:
-    """Return how a folder with these settings may store a weight, the more special first."""
+    """Return the possible layouts of a weight with these settings, the more specific first."""
     method = settings.get("quant_method")
     if method == MXFP4:
         return (PackedWeight("_blocks", {"_blocks": "blocks", "_scales": "scales"}, "", count=2),)
@@ -160,9 +161,9 @@ def layouts(settings: Mapping[str, Json]) -> tuple[PackedWeight, ...]:
 
 @dataclass(frozen=True)
 class PackedNames:
-    """``weights``: a weight's name in the model -> what a formula calls its parts -> their stored names;
-    ``idle``: names that scale activations and have no part in a weight; ``numbers``: of a weight, with
-    padding; ``lacking``: parts that no file has.
+    """``weights``: a weight's name in the model -> the formula's names of its parts -> their stored names;
+    ``idle``: tensors that scale activations and belong to no weight; ``numbers``: elements of a weight, with
+    padding; ``lacking``: missing parts.
     """
 
     weights: Mapping[str, Mapping[str, str]]
@@ -172,16 +173,16 @@ class PackedNames:
     _made_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def others(self, stored: Mapping[str, StoredTensor]) -> set[str]:
-        """Return the dtypes of what is not part of a quantized weight."""
+        """Return the dtypes of tensors outside of quantized weights."""
         return {stored[name].dtype for name in self.plain(stored) if name not in self.weights}
 
     def plain(self, stored: Iterable[str]) -> list[str]:
-        """Return the names that the files would have if their weights were plain."""
+        """Return the tensor names that plain files would have."""
         inside = {name for parts in self.weights.values() for name in parts.values()} | self.idle
         return [*(name for name in stored if name not in inside), *self.weights]
 
     def files_of(self, name: str) -> tuple[str, ...]:
-        """Return the names in the files of one of ``plain``."""
+        """Return the names under which the files store the weight ``name``."""
         if name not in self.weights:
             return (name,)
         return (*self.weights[name].values(), *self._made_of.get(name, ()))
@@ -224,7 +225,7 @@ def packed_names(stored: Mapping[str, StoredTensor], settings: Mapping[str, Json
 
 
 def _parts(name: str, layout: PackedWeight, stored: Mapping[str, StoredTensor]) -> str | None:
-    """Return the name if it is of the numbers of a weight in this layout."""
+    """Return the weight's parts if ``name`` holds its numbers in this layout."""
     if layout.dtypes:
         return name if stored[name].dtype in layout.dtypes else None
     return name if name.endswith(layout.first) else None

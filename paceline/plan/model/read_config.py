@@ -70,7 +70,7 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
 def scoring(shape: ModelShape, outputs: int = 1) -> ModelShape:
     """Return the shape with a ``Linear(hidden, outputs)`` head without bias (reward model or classifier).
 
-    A head that is not stored is drawn in fp32, and the rest is read so.
+    A head that is not stored is initialised in fp32, and the rest is then also read in fp32.
     """
     stored = shape.stored if shape.stored_score or shape.stored == "float32" else ""
     return with_counts(replace(shape, scalar_head=True, head_outputs=outputs, stored=stored))
@@ -99,7 +99,7 @@ def shape_of(
 ) -> ModelShape | None:
     """Return the shape of the config's model; None if the model is not on this machine yet.
 
-    ``exactly``: the class is asked for its parameters where no formula counts them exactly (``ask_class``).
+    ``exactly``: query the class for its parameters if no formula counts them exactly (``parameter_list``).
 
     It is read from ``model.config``, a local folder, or the Hugging Face cache, which ``environ`` may move
     (``HF_HUB_CACHE``, ``HF_HOME``). Nothing is downloaded. Raises ConfigError for a missing folder.
@@ -124,9 +124,7 @@ def shape_of(
 
 
 def _stored_shape(model: ModelSection, folder: Path, environ: Mapping[str, str], exactly: bool) -> ModelShape:
-    """Return the shape of a model that is on this machine: the files are checked before it, their shapes
-    after it.
-    """
+    """Return the shape of a model on this machine; check its files before, and their shapes after."""
     stored = config_from_path(folder)
     config = plain_config(stored)
     own_code = "auto_map" in config and model.trust_remote_code
@@ -204,7 +202,8 @@ _USUAL = {
 
 
 def _whole(value: Json, name: str, where: str, largest: int) -> int:
-    """Return a size; one a layer (Gemma 3n's files list its widths so) counts if all are the same."""
+    """Return a size; a list with one value per layer (as in Gemma 3n's files) is accepted if all are
+    equal."""
     if (
         name == "intermediate_size"
         and isinstance(value, list)
@@ -232,7 +231,7 @@ def _nearest(number: int, requested: int) -> str:
 
 
 def _kv_heads(family: str, sizes: dict[str, int], config: Mapping[str, Json], where: str) -> int:
-    """Return the number of KV heads, fixed in some families. Head counts must divide."""
+    """Return the number of KV heads, which some families fix. It must divide the number of heads."""
     hidden, heads = sizes["hidden_size"], sizes["heads"]
     if heads and "head_dim" not in sizes and hidden % heads:
         raise ConfigError(
@@ -299,7 +298,8 @@ def _build(family: str, sizes: dict[str, int], config: Mapping[str, Json], where
 def _positions(trained: int, config: Mapping[str, Json]) -> int:
     """Return the maximum positions: those trained, extended by linear, dynamic or YaRN scaling.
 
-    llama3 and longrope include it in the trained number. RoBERTa's begin behind the padding token's number.
+    llama3 and longrope include it in the trained number. RoBERTa's positions start after the padding token's
+    id.
     """
     if family_of(config.get("model_type")).padding_first:
         padding = config.get("pad_token_id", 1)
@@ -381,8 +381,8 @@ _MOST_BYTES = 64 << 20  # the largest tokenizer.json of the hub's known models h
 def with_vocabulary(config: JsonObject, model: ModelSection, folder: Path | None) -> JsonObject:
     """Return ``config`` with the ``vocab_size`` that the run will have (``models.factory``).
 
-    Its own where the tokenizer is not here, fits, or must not resize it. A drawn model whose config names no
-    size takes the tokenizer's. ``folder``: that of a tokenizer's files.
+    The size is unchanged if the tokenizer is not on this machine, fits, or must not resize the embedding. A
+    model from scratch without a size takes the tokenizer's. ``folder``: that of the tokenizer's files.
     """
     added = (*model.add_tokens, *model.add_special_tokens, *model.special_tokens.values())
     need = None if folder is None else tokenizer_rows(folder, added)

@@ -75,7 +75,7 @@ class Listing:
 
     @property
     def sound(self) -> bool:
-        """Whether every part refers to what exists (a kept file may be damaged)."""
+        """Whether all references are valid (a cached file may be damaged)."""
         every = [tensor for tensors in self.tensors for tensor in tensors]
         return (
             bool(every)
@@ -155,7 +155,7 @@ def latent_of(config: Mapping[str, Json], where: str) -> Latent | None:
 
 
 def config_coefficient(config: Mapping[str, Json]) -> float:
-    """Return the coefficient of the experts' balance loss that a ``config.json`` asks for.
+    """Return the coefficient of the experts' balance loss in a ``config.json``.
 
     0 unless ``output_router_logits`` is true and Transformers computes that loss for the family.
     """
@@ -225,10 +225,9 @@ class ModelShape:
     - ``carries``: layers pass a state from token to token outside of attention
     - ``selects``: parts that no gradient reaches select an attention's keys
     - ``router_aux_loss``: coefficient of the experts' balance loss that its config requests
-    - ``stored``: the dtype of every tensor of its folder, in which it is read whole (empty: float32, by a
-      cast)
-    - ``in_files``: it has a folder of floating-point tensors, tied ones once
-    - ``stored_score``: that holds the scalar head
+    - ``stored``: the dtype of every tensor of its folder, in which it is read whole (empty: cast to float32)
+    - ``in_files``: its folder holds floating-point tensors, tied ones once
+    - ``stored_score``: its folder holds the scalar head
     - ``carried``: tensors of its folder that are not trained
     - ``composite``: type of the model with further parts of which this is the language model (empty: it is
       all)
@@ -280,7 +279,7 @@ class ModelShape:
 
     @property
     def family(self) -> Family:
-        """What is known of its family."""
+        """Its family's properties."""
         return family_of(self.model_type)
 
     @property

@@ -69,7 +69,7 @@ def _size(value: Json) -> int | None:
 
 
 def _key(config: Mapping[str, Json], name: str) -> str:
-    """Return how this config spells a size; the general name if it leaves it out."""
+    """Return the key under which this config gives a size; the general name if it has none."""
     spellings = SIZE_NAMES[name]
     return next((s for s in spellings if config.get(s) is not None), spellings[0])
 

@@ -51,7 +51,7 @@ def unsupported(
 
 
 def obstacle(config: Mapping[str, Json]) -> str | None:
-    """Return why attention alone does not keep a row's documents apart; None if it does.
+    """Return why attention masks alone do not separate a row's documents; None if they do.
 
     Families that are not listed are taken to support packing.
     """
@@ -71,9 +71,10 @@ def obstacle(config: Mapping[str, Json]) -> str | None:
 
 
 def separated(kind: str) -> bool:
-    """Whether layers of this type pass a state on, but not from one document of a row to the next one.
+    """Whether layers of this type pass a state from token to token, but not from one document of a row to the
+    next.
 
-    So the sweep found for the library's own class with its own kinds of layers.
+    The sweep showed it for Transformers' own class with its own layer types.
     """
     family = family_of(kind)
     return family.carries and family.rows == "packed"
@@ -115,9 +116,9 @@ def _tower(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
 
 
 def _balance(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
-    """Refuse a balance loss of experts for a family that Transformers computes none for.
+    """Reject a balance loss of experts if Transformers computes none for the family.
 
-    A coefficient alone is set in most published configs, and is accepted.
+    Most published configs set the coefficient; that alone is accepted.
     """
     inner = config.get("text_config")
     for path, part in (
@@ -139,7 +140,8 @@ def _balance(config: Mapping[str, Json], where: str) -> Iterator[Diagnostic]:
 def check_encoder(
     shape: ModelShape | None, algorithm: str, encodes: bool, adapter: AdapterSpec | None
 ) -> Iterator[Diagnostic]:
-    """Yield what an encoder cannot do: train by an algorithm that is not one of ``encodes``, or in 4 bits."""
+    """Yield errors of an encoder: an algorithm that does not train one (``encodes`` is False), or training in
+    4 bits."""
     if shape is None or not shape.family.encoder:
         return
     if not encodes:

@@ -112,7 +112,7 @@ class FsdpSpec(StrategySpec):
 
         Every layer is one FSDP unit; embedding, final norm and head form the root unit, which stays gathered
         from forward to backward. Gradients are reduce-scattered after every micro-batch, or once if unsharded
-        ones are small (``whole_gradient_bytes``). There is no message about units of other sizes.
+        ones are small (``whole_gradient_bytes``). FSDP gives no message about units of unequal sizes.
         """
         shape, m, how = plan.shape, plan.batch.accumulation, FsdpOptions.own(plan.engine)
         freezing = Freezing.of(plan)
@@ -153,7 +153,8 @@ class FsdpSpec(StrategySpec):
 
 
 def _units(pieces: Sequence[LocalTensor], whole: bool) -> tuple[list[LocalTensor], list[list[LocalTensor]]]:
-    """Return the pieces of the root unit and those of each layer's; ``whole``: there is the root alone."""
+    """Return the tensors of the root unit and those of each layer's unit; ``whole``: the root is the only
+    unit."""
     layers: dict[str, list[LocalTensor]] = {}
     root = []
     for piece in pieces:

@@ -323,7 +323,7 @@ def _report_axes(engine: FsdpOptions, mesh: Mesh, job: Job, findings: Findings) 
 
 
 def _explain_settings(requested: FsdpRequest, job: Job, findings: Findings) -> None:
-    """Explain keys of ``fsdp_config`` that have no counterpart: what happens instead."""
+    """Explain what replaces keys of ``fsdp_config`` that have no counterpart."""
     for key, granted in requested.fixed.items():
         findings.explain(f"fsdp_config.{key}", "true", FIXED[key], granted=granted)
     state = requested.state_dict_type

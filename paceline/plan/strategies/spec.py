@@ -1,4 +1,4 @@
-"""``StrategySpec``: a strategy's properties, and the job that its questions are asked of.
+"""``StrategySpec``: a strategy's properties; and ``Job``, the argument of its methods.
 
 Other code reads the properties and never compares strategy names.
 """
@@ -152,7 +152,7 @@ class StrategySpec:
     The defaults are the least restrictive, for a user-defined class without a spec; its memory and speed are
     unknown. A user-defined spec names its class in ``implementation`` (``module:Class``).
 
-    ``requires``: packages. ``engine``: what does the work, if several strategies share it (empty: ``name``).
+    ``requires``: packages. ``engine``: the engine, if several strategies share one (empty: ``name``).
     ``axes``: mesh axes of ``training.parallelism`` that may be set (None: any). ``sections``: sections of
     ``training`` with its options; ``training_keys``: single keys that only this strategy uses.
     ``one_process``: runs in a single process; ``multi_device``: uses all devices of the node from it.
@@ -217,7 +217,7 @@ class StrategySpec:
     def check(self, job: JobToCheck) -> Iterable[Diagnostic]:
         """Yield problems of a config with this strategy, made by ``job.problem``.
 
-        Impossible combinations, and settings that have no effect under it.
+        Problems are impossible combinations, and settings without effect.
         """
         return ()
 
@@ -226,7 +226,7 @@ class StrategySpec:
         return self.axes is not None and axis not in self.axes
 
     def tensor_key(self, engine: EngineOptions) -> str:
-        """Return the key that asks for tensor parallelism under these options."""
+        """Return the key that sets tensor parallelism under these options."""
         return "tp_size"
 
     def mesh(self, job: Job, findings: Findings) -> Mesh:
@@ -252,7 +252,8 @@ class StrategySpec:
         return self.quantised_base
 
     def gathers_by_layer(self, engine: EngineOptions) -> bool:
-        """Whether a weight is whole only while its own layer computes, so that no other code can read it."""
+        """Whether a weight is gathered only while its own layer computes, so that no other code can read
+        it."""
         return False
 
     def own_stages(self, plan: Plan, rank: int) -> StagesOfRank | None:

@@ -1,1 +1,1 @@
-"""What a rank holds and computes, from which memory and time are counted."""
+"""The tensors and computation of each rank: the input of memory and time estimates."""

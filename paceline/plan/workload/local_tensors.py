@@ -52,7 +52,7 @@ _VOCABULARY = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "lm_head.
 @dataclass(frozen=True)
 class LocalTensor:
     """One tensor. ``trained``: has a gradient; ``decays``: has weight decay; ``size``: bytes per element;
-    ``exact``: frozen, in more bits than a low-precision copy has, so that both are kept. ``scores``: of a
+    ``exact``: frozen, with more bits than its low-precision copy, so both are kept. ``scores``: belongs to a
     classification head beside the trunk.
     """
 
@@ -254,7 +254,7 @@ def whole_states(plan: Plan, pieces: Sequence[LocalTensor]) -> ModelStates:
 
 
 def _size(piece: LocalTensor, copies: bool) -> int:
-    """Return bytes per element: a weight and its copy; only the copy of a frozen model's or base's weight."""
+    """Return bytes per element of a weight and its copy; of a frozen weight only the copy counts."""
     if not copies or not piece.has_copy:
         return piece.size
     return piece.size + 2 if piece.trained or piece.exact else 2
@@ -356,7 +356,7 @@ class Orthogonal:
 
     - ``matrices``, ``elements``: those of two dims, which sharding cuts
     - ``flops``: of the iterations on all of them
-    - ``stacked``: of those on fused experts, of which a rank has whole ones
+    - ``stacked``: of those on fused experts, which a rank holds whole
     - ``size``: bytes of a gathered element
     """
 
@@ -368,7 +368,7 @@ class Orthogonal:
 
 
 def orthogonal(pieces: Sequence[LocalTensor], optimizer: OptimizerSpec) -> Orthogonal | None:
-    """Return what the optimizer orthogonalises of ``pieces``; None without any."""
+    """Return the matrices of ``pieces`` that the optimizer orthogonalises; None if there are none."""
     matrices = [p for p in pieces if p.trained and by_muon(p, optimizer)]
     if not matrices:
         return None
@@ -386,7 +386,7 @@ def orthogonal(pieces: Sequence[LocalTensor], optimizer: OptimizerSpec) -> Ortho
 
 def _flops(piece: LocalTensor, steps: int) -> float:
     """Return the FLOPs of the iterations on a matrix, or on each of a stack. With m rows, n columns and m at
-    most n, an iteration multiplies x xᵀ, the gram matrix by itself, and the sum by x.
+    most n, an iteration multiplies x xᵀ, the gram matrix by itself, and their sum by x.
     """
     *stack, rows, columns = piece.shape
     m, n = sorted((rows, columns))

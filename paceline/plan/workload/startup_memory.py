@@ -2,8 +2,8 @@
 
 Each strategy declares its own startup (``StrategySpec.start``, and ``StrategyLayout.start`` for the search).
 The figures follow ``models.factory``, ``FSDP.prepare``, ``Pipeline.prepare`` and ``DeepSpeed.prepare``;
-``docs/explanation/planner.md`` has measurements. The factory reads a model whole, in its files' dtype where
-no value changes by it, and moves it to the strategy's device tensor by tensor.
+``docs/explanation/planner.md`` has measurements. The factory reads a whole model, in the files' dtype if that
+loses nothing, and moves it to the strategy's device tensor by tensor.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ UNPACKING = 2.0
 
 @dataclass(frozen=True)
 class LoadingSpec:
-    """Where the whole model is held at startup; ``words`` describes it for messages.
+    """Where the whole model is held at startup; ``words``: a description for messages.
 
     ``on_card``: every process moves the whole model to its card before it is sharded or cast.
-    ``arrives``: each tensor comes to the card as it is kept there, so the card never holds more than that.
-    ``one_reads``: only rank 0 holds it in host memory; otherwise every process does. ``parts``: no process
-    ever holds more than its own part. ``packs_on_card``: layers to be packed in 4 bits are moved to the card.
-    ``flattens``: the engine copies the trained weights into one buffer, so they are there twice for a moment.
-    ``gradients``: it fills a buffer of this rank's gradients, and for a moment a second one.
+    ``arrives``: each tensor is moved to the card in its final form, so the card never holds more.
+    ``one_reads``: only rank 0 holds it in host memory; otherwise every process does. ``parts``: each process
+    holds only its own part. ``packs_on_card``: layers to be packed in 4 bits are moved to the card.
+    ``flattens``: the engine copies the trained weights into one buffer, so for a moment they exist twice.
+    ``gradients``: the engine allocates a buffer of this rank's gradients, and for a moment a second one.
     """
 
     on_card: bool
@@ -81,13 +81,13 @@ _PACKED_PARTS = f"{_PACKED}, and keeps its part of that"
 def start_of(
     start: LoadingSpec | None, shapes: Iterable[ModelShape], quantised: bool, decomposed: bool = False
 ) -> LoadingSpec | None:
-    """Return where models of these ``shapes`` start under a strategy that starts as ``start``.
+    """Return where models of these ``shapes`` are held at startup, given the strategy's ``start``.
 
-    Where rank 0 sends shards, it reads nothing itself if the files hold every tensor
-    (``models.loading.sharded_loading``), also below adapters. It does read whole weights that are
-    ``decomposed`` into the first values of adapters. A fresh head of scores is drawn and sent. A base that is
-    ``quantised`` cannot be sent in shards. Each rank packs the weights in turn and keeps its shard of each,
-    or reads the whole.
+    If the files hold every tensor, ranks read their own shards and rank 0 sends none
+    (``models.loading.sharded_loading``), also below adapters. But rank 0 reads whole weights that are
+    ``decomposed`` into an adapter's initial values. A new scalar head is initialized and sent. A
+    ``quantised`` base cannot be sent in shards: each rank packs the weights one at a time and keeps its
+    shard, or reads the whole model.
     """
     if start is None:
         return None
@@ -103,16 +103,15 @@ def start_of(
 
 
 def in_files(shape: ModelShape) -> bool:
-    """Whether a model is certain to come from a folder whose tensors are its parameters, or are stacked and
-    joined to them.
+    """Whether the model surely comes from a folder that holds its parameters, as they are or to be stacked
+    and joined.
     """
     return shape.in_files and shape.family.parts
 
 
 def mapped(shape: ModelShape) -> bool:
-    """Whether reading a model whole takes no memory of a process's own: its tensors are those of its files,
-    in their dtype, and stay mapped. All processes of a node share these pages, which are given back when
-    memory is short.
+    """Whether a process reads a whole model without memory of its own: tensors stay mapped from the files, in
+    their dtype. All processes of a node share these pages, and the system frees them when memory is short.
     """
     as_they_are = not (shape.experts or shape.latent or shape.composite or shape.quantised)
     return in_files(shape) and shape.exact and as_they_are and bool(shape.stored)
@@ -123,14 +122,13 @@ class ModelBytes:
     """One model of a job, in bytes.
 
     - ``whole``: the whole model in the masters' dtype, quantized layers packed
-    - ``card``, ``host``: a rank's part there before the first step
-    - ``read``: the model in host memory as its files are read (0: as ``whole``)
-    - ``passing``: what the last layer to be packed takes beside the packed ones, or what an engine needs for
-      a moment, beyond what stays on the card (a CPU run: in host memory, ``passing_host``)
-    - ``largest``: of the largest tensor in the masters' dtype, which passes whole through every card where
-      one rank sends all their shards
-    - ``mapped``: of what a CPU run keeps, the part that stays in its file's pages, which no process has for
-      itself
+    - ``card``, ``host``: a rank's part on the card and in host memory before the first step
+    - ``read``: the model in host memory while its files are read (0: as ``whole``)
+    - ``passing``: temporary memory on the card: of the last layer to be packed, or of an engine (in host
+    memory: ``passing_host``)
+    - ``largest``: the largest tensor in the masters' dtype; it passes whole through every card if one rank
+    sends all shards
+    - ``mapped``: the part that a CPU run keeps mapped from files, so that no process owns its memory
     """
 
     whole: float
@@ -144,8 +142,8 @@ class ModelBytes:
 
 
 def card_peak(start: LoadingSpec, roles: Sequence[ModelBytes]) -> float:
-    """Return a card's peak bytes while the models are built one by one: the part that stays there, or what is
-    whole there before that.
+    """Return a card's peak bytes while the models are built one by one: the part that stays, or the whole
+    model before it is sharded.
     """
     kept, peak = 0.0, 0.0
     for role in roles:

@@ -60,7 +60,7 @@ class StrategyLayout:
 
     ``zero``: ZeRO stage (0 to 3), i.e. which states are sharded. ``tp``, ``pp``, ``cp``: search these mesh
     axes. ``hybrid``: shard within a node and replicate across nodes. ``offload``: none, optimizer or all;
-    ``offloaded``: the share of the optimizer states that is (ZeRO-Offload++).
+    ``offloaded``: the offloaded share of the optimizer states (ZeRO-Offload++).
     ``start``: where the whole model is held at startup (None: not checked). ``packed``: supports 4-bit base
     weights. ``whole_submodules``: a rank computes with unsharded submodules, so kernels fused over several
     matrices run. ``autotp``: DeepSpeed shards by tensors, by column and row only.
@@ -159,12 +159,12 @@ class StepSpec:
     - ``zero``: ZeRO stage, 0 to 3
     - ``recompute``: none, selective (keeps matmul and attention outputs, or what ``keeps`` names), or full
     - ``fused_loss``: logits are never materialized
-    - ``system``: the set of coefficients
+    - ``system``: whose coefficients to use
     - ``kernels``: eager (another system's: every elementwise result of a block is saved, and all logits),
       head (Paceline's ``models.heads`` computes logits in chunks, in every family), norms, or fused (its
       ``models.fused_layers.rms_norm``, ``models.fused_layers.qkv_rotary``, ``models.fused_layers.swiglu``
       save only inputs, q, k, v and the two halves of the gate)
-    - ``saves``: what a layer with fused kernels saves over what a Llama's of its sizes does
+    - ``saves``: bytes that a layer with fused kernels saves beyond a Llama layer of its sizes
     """
 
     shape: ModelShape
@@ -225,7 +225,7 @@ class StepSpec:
 
     @property
     def answers(self) -> RolloutSpec | None:
-        """What the model answers in training; None where all answers are the data's."""
+        """The generation of answers in training; None if all answers come from the data."""
         return self.rollout or (RolloutSpec(self.seq_len // 2) if self.spec.on_policy else None)
 
     @property
@@ -322,7 +322,7 @@ class StepSpec:
 def why_not_run(work: StepSpec) -> str:
     """Return why this pipeline cannot run, or an empty string.
 
-    Every stage must hold something, and 1F1B's warm-up needs a micro-batch per later stage.
+    Every stage must hold a layer, embedding or head, and 1F1B's warm-up needs a micro-batch per later stage.
     """
     if work.pp == 1:
         return ""

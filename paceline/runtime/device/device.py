@@ -73,7 +73,7 @@ def _missing(kind: str, why: str) -> Diagnostic:
 
 
 def import_device_packages() -> str:
-    """Import what torch needs to know a device (``torch_npu``); return why one could not be imported."""
+    """Import packages that add a device to torch (``torch_npu``); return why one could not be imported."""
     for kind in KINDS.values():
         if kind.package and importlib.util.find_spec(kind.package) is not None:
             try:
@@ -126,7 +126,7 @@ def device_name(device: torch.device) -> str:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return what is free of an accelerator's memory now, in bytes; None on a CPU or if it is unknown."""
+    """Return an accelerator's free memory now, in bytes; None on a CPU or if it is unknown."""
     if not is_accelerator(device.type):
         return None
     try:
@@ -145,7 +145,7 @@ def _allocated(device: torch.device) -> int:
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.05) -> float:
-    """Measure FLOP/s of square matrix products in ``dtype``: the best of those that fit in ``seconds``.
+    """Measure the FLOP/s of square matrix products in ``dtype``: the best of those that fit in ``seconds``.
 
     A product counts 2 n³ operations. A step's speed is given relative to it on a device without a data-sheet
     peak.
@@ -169,14 +169,15 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.05)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what was queued; nothing on a CPU."""
+    """Wait until the device has finished all queued work; does nothing on a CPU."""
     if is_accelerator(device.type):
         torch.accelerator.synchronize(device)
 
 
 def use_deterministic_kernels() -> None:
-    """Make every operation of this process deterministic; one that has no such kernel raises RuntimeError by
-    name. What libraries read before torch is imported is set by ``launch.environment.device_variables``.
+    """Make every operation of this process deterministic; an operation without a deterministic kernel raises
+    RuntimeError with its name. ``launch.environment.device_variables`` sets the variables that libraries read
+    before torch is imported.
     """
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
@@ -184,7 +185,7 @@ def use_deterministic_kernels() -> None:
 
 def device_capability(device: torch.device) -> float | None:
     """Return CUDA's compute capability (8.6); None for any other device, AMD's included, and for a device
-    that is not there, of which fake tensors are.
+    that does not exist, as fake tensors may name.
     """
     if device.type != CUDA.name or torch.version.hip is not None:
         return None
@@ -203,9 +204,7 @@ def triton_missing(device: torch.device) -> str:
 
 
 def device_memory(device: torch.device) -> int:
-    """Return an accelerator's memory in bytes; 0 for a CPU, and for a device that does not say or is not
-    there.
-    """
+    """Return an accelerator's memory in bytes; 0 for a CPU, a missing device, or an unreported size."""
     driver: Any = getattr(torch, device.type, None)
     if device.type in ("cpu", "meta") or not hasattr(driver, "get_device_properties"):
         return 0
@@ -215,7 +214,8 @@ def device_memory(device: torch.device) -> int:
 
 
 def processors(device: torch.device) -> int:
-    """Return how many multiprocessors an accelerator has; 128 for one that does not say or is not there."""
+    """Return how many multiprocessors an accelerator has; 128 for a missing one, or one that does not report
+    it."""
     driver: Any = getattr(torch, device.type, None)
     if not hasattr(driver, "get_device_properties") or not driver.is_available():
         return 128
@@ -226,8 +226,8 @@ _POLL_SECONDS = 0.005
 
 
 def stamp(device: torch.device) -> torch.Event | None:
-    """Return a mark behind what is enqueued on ``device``, which keeps the time of its passing; None on
-    devices whose copies the host waits for.
+    """Record a timing event on ``device`` behind what is enqueued; None on devices whose copies the host
+    waits for.
     """
     if not kind_of(device.type).pins:
         return None
@@ -235,10 +235,10 @@ def stamp(device: torch.device) -> torch.Event | None:
 
 
 class CopiedToHost:
-    """Copies of ``tensors``, enqueued behind what computes them.
+    """Copies of ``tensors`` on the host, enqueued behind the kernels that compute them.
 
-    On a device whose copies pass beside its kernels, into pinned memory (torch's own choice for an
-    asynchronous copy). Tensors of a CPU are their own copies. Copies from other devices are waited for.
+    A device that copies asynchronously copies into pinned memory, as torch does by itself. CPU tensors are
+    returned as they are. On other devices the host waits for the copy.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -251,11 +251,12 @@ class CopiedToHost:
 
     @property
     def under_way(self) -> bool:
-        """Whether reading may have to wait."""
+        """Whether ``read`` may have to wait."""
         return self._event is not None
 
     def arrives(self, seconds: float) -> bool:
-        """Whether the copies are there within ``seconds``. Raises nothing: the device may be broken."""
+        """Wait at most ``seconds`` for the copies; return whether they arrived. Raises nothing, even if the
+        device is broken."""
         until = time.monotonic() + seconds
         try:
             while self._event is not None and not self._event.query():
@@ -267,14 +268,14 @@ class CopiedToHost:
         return True
 
     def read(self) -> list[Tensor]:
-        """Return the numbers on the host, once they are there."""
+        """Wait for the copies and return their numbers."""
         if self._event is not None:
             self._event.synchronize()
         return self._copies
 
     def seconds_since(self, start: torch.Event | None) -> float | None:
-        """Return the device's seconds from ``start`` to these copies, which have been read; None where the
-        device keeps no time.
+        """Return the seconds on the device from ``start`` to these copies, which must have been read. None
+        where the device has no timer.
         """
         if start is None or self._event is None:
             return None

@@ -1,7 +1,8 @@
-"""The host's part of a rank: the processors next to its card, and what becomes of freed memory.
+"""The host's part of a rank: bind it to the processors near its card, and configure how freed memory is
+reused.
 
-Memory that a rank pins lies next to the processors that it computes on. Freed memory goes back to the system
-while models are built. In training it stays in the process: large activations are freed and allocated every
+Pinned memory is allocated near the processors on which a rank runs. While models are built, freed memory
+returns to the system. In training it stays in the process: large activations are freed and allocated in every
 step, and a fresh page costs a page fault and zeroing.
 """
 
@@ -19,10 +20,10 @@ from paceline.plan.hardware.device_kinds import is_accelerator
 
 def bind_to_card(device: torch.device, root: Path = Path("/")) -> str:
     """Bind this thread, and those that it starts, to the processors of the device's NUMA node. Return a line
-    about it, empty where nothing was done.
+    for the log, empty where nothing was done.
 
-    Nothing is done if the node is unknown, if there is only one, or if this process was bound before (by
-    numactl, Slurm or a container's cpuset). ``root``: where ``/sys`` lies.
+    Does nothing if the node is unknown, if there is only one, or if this process is already bound (by
+    numactl, Slurm or a container's cpuset). ``root``: the parent of ``/sys``.
     """
     if not is_accelerator(device.type) or not hasattr(os, "sched_setaffinity"):
         return ""
@@ -42,7 +43,8 @@ def bind_to_card(device: torch.device, root: Path = Path("/")) -> str:
 
 
 def _pci_address(device: torch.device) -> str:
-    """Return the device's address on the PCI bus (``0000:3b:00.0``); empty if its driver does not tell."""
+    """Return the device's address on the PCI bus (``0000:3b:00.0``); empty if its driver does not report
+    it."""
     read = getattr(torch.get_device_module(device), "get_device_properties", None)
     properties = read(device) if read is not None else None
     numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
@@ -61,7 +63,7 @@ def _number(file: Path) -> int:
 
 
 def _processors(file: Path) -> set[int]:
-    """Return the numbers in a list of Linux (``0-3,8``); empty if it cannot be read."""
+    """Parse a list of CPU numbers as Linux writes it (``0-3,8``); empty if the file cannot be read."""
     try:
         spans = [part.partition("-") for part in file.read_text(encoding="ascii").strip().split(",") if part]
         return {n for first, _, last in spans for n in range(int(first), int(last or first) + 1)}
@@ -73,27 +75,26 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4  
 
 
 def return_freed_memory() -> bool:
-    """Make glibc map every block of a MiB and more by itself, so that it goes back when it is freed. Return
-    whether it was done (False: another C library).
+    """Make glibc map each block of at least 1 MiB separately, so that freeing it returns it to the system.
+    Return False with another C library.
 
-    It would soon take blocks of up to 32 MiB from the heap, which ends at the last that is still there. Call
-    it before models are built. Affects the whole process and changes no result.
+    Otherwise glibc soon takes blocks of up to 32 MiB from the heap, which shrinks only from its end. Call it
+    before models are built. Affects the whole process and changes no result.
     """
     return _set({_M_MMAP_THRESHOLD: 2**20})
 
 
 def configure_malloc() -> bool:
-    """Make glibc serve large blocks from the heap and never return them; return whether it was done (False:
-    another C library).
+    """Make glibc serve large blocks from the heap and never return them. Return False with another C library.
 
-    Call it in a training worker when the models are built, as what passed through memory meanwhile would
-    stay; what is free then is returned. Affects the whole process and changes no result.
+    Call it in a training worker after the models are built, or their temporary memory would stay. Memory that
+    is free then is returned. Affects the whole process and changes no result.
     """
     return _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_TOP_PAD: 64 * 2**20})
 
 
 def _set(options: dict[int, int]) -> bool:
-    """Return what is free to the system, then set ``options`` of mallopt."""
+    """Return free memory to the system, then set ``options`` of mallopt."""
     if sys.platform != "linux":
         return False
     try:

@@ -1,7 +1,7 @@
-"""``python -m paceline.runtime.device.probe``: print what torch knows of accelerators, as JSON.
+"""``python -m paceline.runtime.device.probe``: print the accelerators that torch sees, as JSON.
 
-Started by ``plan.hardware.probe``, so that planning itself needs no torch, and a driver that hangs or
-crashes takes this process alone with it.
+``plan.hardware.probe`` starts it. So planning itself needs no torch, and a driver that hangs or crashes
+affects this process only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def probe_torch(refusal: str = "") -> TorchAnswer:
-    """Return what torch sees. ``refusal``: what is known to be wrong before."""
+    """Return what torch sees. ``refusal``: a known problem of the driver."""
     plain = TorchAnswer(
         torch.__version__,
         cuda=torch.version.cuda,
@@ -59,7 +59,7 @@ def probe_torch(refusal: str = "") -> TorchAnswer:
 
 
 def probe_device(kind: str, module: ModuleType, index: int) -> ProbedDevice:
-    """Describe one device; what its module does not tell stays None."""
+    """Describe one device; a value that its module does not report is None."""
     properties: object = None
     with contextlib.suppress(Exception):
         properties = module.get_device_properties(index)
@@ -99,7 +99,7 @@ def probe_device(kind: str, module: ModuleType, index: int) -> ProbedDevice:
 
 
 def available_host_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return what processes can still get of the host's memory, caches given up; 0 if it is unknown."""
+    """Return how much host memory processes can still allocate, caches included; 0 if it is unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in meminfo.read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):

@@ -1,1 +1,1 @@
-"""How a rank that hangs, dies or is late is found and named on all ranks."""
+"""Find a rank that hangs, dies or is late, and name it on all ranks."""

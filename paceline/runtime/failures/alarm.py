@@ -2,13 +2,13 @@
 
     failing rank   publishes its diagnostic in the store → waits until the others have read it → exits
     other ranks    see it within a second → callback (writes it to this rank's log) → acknowledge → exit
-    dead rank      its line to rank 0 is cut: named by rank 0 after ``GONE_SECONDS`` without a word; a line
-                   that merely times out is no death
-    silent rank    (stopped, frozen, disconnected): a warning after ``QUIET_SECONDS``; after the limit of
-                   what it was doing every rank that still runs ends the run
-    late rank      (alive, but the others wait for it in a collective): the same, by ``lateness``
+    dead rank      its line to rank 0 is cut: rank 0 names it after ``GONE_SECONDS`` without a message; a line
+                   that only times out is no death
+    silent rank    (stopped, frozen, disconnected): a warning after ``QUIET_SECONDS``; after its phase's limit
+                   every rank that still runs ends the run
+    late rank      (alive, but the others wait for it in a collective): the same, by ``stragglers``
 
-Each rank has two daemon threads. One talks to the store and may block in it forever (``bounded.py``). The
+Each rank has two daemon threads. One talks to the store and may block in it forever (``time_limit.py``). The
 other never blocks: it watches the time and decides. The other ranks exit a moment after the failing one, so
 that whoever started the processes sees the root cause fail first.
 """

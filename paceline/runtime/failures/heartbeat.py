@@ -1,4 +1,4 @@
-"""A heartbeat file: what this rank is doing and since when, for observers outside the process."""
+"""A heartbeat file: this rank's phase and its start, for observers outside the process."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class _Doing(TypedDict):
 class Heartbeat:
     """Write ``path`` every ``interval_seconds`` from a daemon thread: JSON of pid, time, step and phase.
 
-    ``since`` is the start of the phase: a rank stuck in a collective keeps writing (the thread runs) with an
-    old one: hung, not dead. A full disk never ends a run because of this file.
+    ``since`` is the start of the phase. A rank stuck in a collective keeps writing (the thread runs) with an
+    old ``since``: it is hung, not dead. If the disk is full, the run continues without the file.
     """
 
     def __init__(self, path: Path, interval_seconds: float = 2.0) -> None:

@@ -1,4 +1,4 @@
-"""When each rank was last heard of, and the diagnostics of those, or of a store, that do not respond.
+"""Track each rank's last heartbeat, and report the ranks, or the store, that do not respond.
 
 Pure: the caller passes heartbeats and times.
 """
@@ -29,7 +29,7 @@ class HeartbeatRecord:
 
     - ``lost``: fraction of recent time for which the process did not run
     - ``done``: it was the last one
-    - ``waits``: for how many seconds the rank has waited for others in a collective, 0 if it does not
+    - ``waits``: for how many seconds the rank has waited in a collective, 0 if it is in none
     """
 
     count: int
@@ -62,9 +62,9 @@ class HeartbeatRecord:
 class PauseDetector:
     """Measure for how much of the last ``span_seconds`` this process did not run (stopped, starved of CPU).
 
-    A thread that wakes at fixed intervals reports by how much it was late. Long stops are added up. Of stops
-    that are shorter than the interval (a CPU quota) most fall between two wake-ups. There the share of late
-    wake-ups equals the share of lost time.
+    A thread that wakes at fixed intervals reports how late it woke. Long stops are added up. Most stops
+    shorter than the interval (a CPU quota) fall between two wake-ups; for them the share of late wake-ups
+    equals the share of lost time.
     """
 
     def __init__(self, span_seconds: float, now: float) -> None:
@@ -96,7 +96,7 @@ def _share_of_short_stops(lates: list[float]) -> float:
 
 
 class LastHeardMonitor:
-    """Watch ``ranks`` from ``now`` on. ``sign`` returns what else is known about a silent rank."""
+    """Watch ``ranks`` from ``now`` on. ``sign`` returns further evidence about a silent rank."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class LastHeardMonitor:
         return [r for r, heard in self._heard.items() if now - heard > seconds and not self.is_done(r)]
 
     def limit(self, rank: int) -> Limit:
-        """Return how long the others wait for ``rank``, by what it was last heard to do."""
+        """Return how long the others wait for ``rank``, by the phase of its last heartbeat."""
         beat = self._beats.get(rank)
         return self._limits.in_phase(beat.phase if beat else START)
 
@@ -150,7 +150,7 @@ class LastHeardMonitor:
         ]
 
     def last_seen(self, rank: int) -> str:
-        """Return ``rank 3 was last at step 12 (train)``, and what else is known about it now."""
+        """Return ``rank 3 was last at step 12 (train)``, and further evidence about it."""
         beat = self._beats.get(rank)
         seen = (
             f"rank {rank} was last at step {beat.step} ({beat.phase})"
@@ -164,7 +164,7 @@ class LastHeardMonitor:
         return self._heard.get(rank, moment) > moment
 
     def news(self, now: float) -> list[Diagnostic]:
-        """Return what is new to report: silence that begins or ends, a rank that is slow."""
+        """Return new findings to report: silence that begins or ends, a slow rank."""
         doubted = set(self.silent(now, self._warn / 2))
         for rank in doubted - self._doubted:
             self._sign(rank)
@@ -220,7 +220,7 @@ class LastHeardMonitor:
 def rank_silent(
     ranks: Sequence[int], seconds: float, seen: Sequence[str], stood_still: float, key: str
 ) -> Diagnostic:
-    """``seen``: what is known of each rank; ``key``: sets the limit.
+    """``seen``: a text about each rank; ``key``: the config key that sets the limit.
 
     ``stood_still``: seconds for which this process itself was stopped.
     """
@@ -239,9 +239,10 @@ def rank_silent(
 def rank_late(
     ranks: Sequence[int], beat: HeartbeatRecord, limit: Limit, seen: Sequence[str], waits: str
 ) -> Diagnostic:
-    """``ranks`` are alive and in no collective, and the others wait for them for longer than ``limit``.
+    """Return the error for ``ranks`` that are alive and in no collective, while others have waited for longer
+    than ``limit``.
 
-    ``beat``: the first one's; ``seen``: what is known of each; ``waits``: who waits for them, where.
+    ``beat``: the first one's; ``seen``: a text about each; ``waits``: who waits for them, and where.
     """
     shown, them = _ranks(ranks), "it" if len(ranks) == 1 else "them"
     moment = {START: "in the start", STEP: f"in step {beat.step + 1}"}.get(

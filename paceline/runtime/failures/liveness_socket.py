@@ -1,10 +1,11 @@
-"""A line from every rank to rank 0 that the kernel cuts when a process dies, whatever the backend.
+"""A connection from every rank to rank 0 that the kernel closes when a process dies, whatever the backend.
 
-NCCL tells nobody that a rank is gone, and heartbeats cannot tell a dead process from one that stands still.
+NCCL does not report that a rank is gone, and heartbeats cannot distinguish a dead process from a stopped one.
 An open connection can. The kernel closes a dead process's connection at once, or resets it when the network
-is back. For a stopped process the kernel keeps answering. A machine that does not answer proves nothing: a
-network may be away for a minute. So a connection that times out is only given up. The silence of its rank has
-the run's own limit (``vigil.py``). Who connects proves by the run's secret that it is a rank.
+is back. For a stopped process the kernel keeps answering. A machine that does not answer proves nothing: the
+network may be down for a minute. So a connection that times out is just dropped, and the rank's silence
+counts by the run's own limit (``last_heard.py``). A rank that connects proves with the run's secret that it
+is one.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class LivenessSocket:
         self._begin(self._listen_to_lines)
 
     def stop(self) -> None:
-        """Say farewell and close all lines."""
+        """Send a farewell and close all connections."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(2 * _TICK_SECONDS + 1)
@@ -100,7 +101,7 @@ class LivenessSocket:
                     return
 
     def _admit(self, server: socket.socket) -> int | None:
-        """Take in a rank that proves to be one; return it. Anybody else is hung up on."""
+        """Accept a connection that proves to be a rank's; return the rank. Close any other."""
         with contextlib.suppress(OSError, ValueError, TimeoutError):
             line, _ = server.accept()
             try:
@@ -120,7 +121,8 @@ class LivenessSocket:
         return None
 
     def _ended(self, rank: int) -> bool:
-        """Read what came; whether the line is over. One that is cut without a farewell is a death."""
+        """Read what arrived; return whether the connection has ended. An end without a farewell is a
+        death."""
         try:
             data = self.connections[rank].recv(_LONGEST)
         except _CUT:
@@ -145,7 +147,7 @@ class LivenessSocket:
 
 def own_address(towards: str, port: int) -> str:
     """Return this machine's own address in the network in which ``towards`` lies, IPv4 or IPv6; nothing is
-    sent. That is a loopback address where ``towards`` is this machine's own name. Raises OSError.
+    sent. It is a loopback address if ``towards`` is this machine's own name. Raises OSError.
     """
     error = OSError(f"{towards} has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(towards, port, type=socket.SOCK_DGRAM):
@@ -159,7 +161,8 @@ def own_address(towards: str, port: int) -> str:
 
 
 def _watch(line: socket.socket, patience: float) -> None:
-    """Let the kernel ask whether the other end is still there, and give up after ``patience`` seconds."""
+    """Enable TCP keep-alive on the connection; the kernel closes it after ``patience`` seconds without an
+    answer."""
     line.setblocking(False)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {

@@ -70,5 +70,5 @@ def is_cascade(exc: BaseException) -> bool:
 
 
 def is_timeout(exc: BaseException) -> bool:
-    """Whether the peer behind such an error is silent rather than gone."""
+    """Whether a cascade error means that the peer is silent, not gone."""
     return is_cascade(exc) and any(word in str(exc).lower() for word in _TIMEOUT_WORDS)

@@ -1,4 +1,4 @@
-"""Who is late: the rank that the others wait for in a collective, while all of them give signs of life.
+"""Find a late rank: the others wait for it in a collective, while all ranks are alive.
 
 torch's flight recorder tells each rank which collective it waits in and for how long; its heartbeats tell the
 others. Once a rank has waited for longer than a limit, ranks not waiting in a collective are late once their
@@ -30,7 +30,7 @@ _SHOWN = 4
 
 
 class StragglerMonitor:
-    """Looks, from ``now`` on, at what this ``rank`` waits in."""
+    """Watches, from ``now`` on, the collective in which this ``rank`` waits."""
 
     def __init__(self, rank: int, limits: WaitLimits, now: float) -> None:
         self._rank, self._limits = rank, limits
@@ -39,7 +39,7 @@ class StragglerMonitor:
         self.waits = 0.0  # seconds in the longest collective under way at the last look
 
     def look(self, now: float) -> Collective | None:
-        """Look if it is time to; return a wait that has lasted longer than the shortest limit."""
+        """Look at intervals; return a wait that has lasted longer than the shortest limit."""
         if now < self._next:
             return None
         self._next = now + self._every
@@ -48,7 +48,8 @@ class StragglerMonitor:
         return waiting[0] if self.waits > self._limits.shortest else None
 
     def judge(self, wait: Collective, phase: str, texts: Sequence[str | None]) -> Diagnostic | None:
-        """Return who is late, given this rank's ``phase`` and every rank's last heartbeat; None if nobody."""
+        """Return the late ranks, given this rank's ``phase`` and every rank's last heartbeat; None if there
+        are none."""
         beats = [HeartbeatRecord.of(text) or HeartbeatRecord(0, phase=START) for text in texts]
         others = [rank for rank in range(len(beats)) if rank != self._rank]
         missing = [rank for rank in others if not beats[rank].waits and not beats[rank].done]
@@ -83,7 +84,7 @@ _SHAPES = 3  # of a collective's inputs, in words
 
 @dataclass(frozen=True)
 class Collective:
-    """An operation that this rank has begun and that has not ended. ``seconds``: for how long."""
+    """A collective that this rank has begun and not ended; ``seconds``: how long ago."""
 
     name: str
     number: int
@@ -121,7 +122,8 @@ def active(text: str | None = None, now_ns: int | None = None) -> list[Collectiv
 
 
 def write_flight(path: Path) -> None:
-    """Write the recorded collectives as JSON; nothing if none are recorded or the disk refuses."""
+    """Write the recorded collectives as JSON; do nothing if none are recorded or the file cannot be
+    written."""
     text = dump_entries()
     if not json.loads(text or "{}").get("entries"):
         return

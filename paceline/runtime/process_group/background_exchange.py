@@ -1,7 +1,7 @@
 """Exchanges between ranks that training does not wait for: a flag read a step late, JSON through the store.
 
-A collective of a thread that runs during training could come between two of training's, in another order on
-each rank. So this thread uses the store.
+Collectives of a background thread could interleave with training's in another order on each rank. So the
+thread uses the store.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ class LateFlag:
     """Whether any rank has set its flag: on an accelerator in the call before, else in this one. Collective.
 
     The flags are reduced on the device and copied to the host asynchronously. So all ranks see a stop request
-    after the same step, one later than it was made. Where the group moves tensors of the host, or the device
-    has no events, it is seen in the same step, by a wait. ``before``: what is returned as long as no flag has
-    been reduced.
+    after the same step, one step late. If the group moves host tensors, or the device has no events, the call
+    waits and returns this step's flag. ``before``: the result while no flag has been reduced.
     """
 
     def __init__(self, world: World, *, before: bool = False) -> None:
@@ -58,7 +57,7 @@ class LateFlag:
 
 
 def _event(world: World) -> Any:
-    """Return an event of the device's stream; None if the flag is read without one."""
+    """Return a new event of the device; None if the flag is read without one."""
     kind = kind_of(world.device.type)
     if world.world_size == 1 or not is_accelerator(kind.name) or world.backend != kind.backend:
         return None
@@ -75,8 +74,8 @@ _CONNECT_SECONDS = 60.0
 class StoreRanks:
     """Exchanges JSON values between the ranks over a separate connection.
 
-    It waits without a limit, for a save may be slow: the alarm ends this process when a rank has died or is
-    silent. Each meeting's values are removed at the next one, which shows that all ranks have read them.
+    It waits without a limit, as a save may be slow; the alarm ends this process if a rank dies or is silent.
+    An exchange's values are removed in the next exchange, when all ranks have read them.
     """
 
     def __init__(self, store: SignedStore, rank: int, world_size: int, name: str = "save") -> None:
@@ -88,8 +87,8 @@ class StoreRanks:
 
     @staticmethod
     def open(world: World, name: str = "save") -> StoreRanks | World:
-        """Connect to the run's store; a world of one needs none. ``name``: what the thread does, which keeps
-        its meetings apart from another's. Raises PacelineError.
+        """Connect to the run's store; a world of one needs none. ``name``: the thread's task, which keeps its
+        keys apart from another thread's. Raises PacelineError.
         """
         if world.world_size == 1:
             return world
@@ -115,7 +114,7 @@ class StoreRanks:
         return json.loads(text)
 
     def _awaited(self, keys: list[str]) -> list[str]:
-        """Return the texts at ``keys`` once all are there; one with an invalid signature is as if absent."""
+        """Wait for texts at all ``keys`` and return them; one with an invalid signature counts as absent."""
         pause = _POLL_SECONDS
         while True:
             if self._store.has(keys):

@@ -13,7 +13,7 @@ FLAT_AXIS = "dp_shard_cp"
 
 
 def device_mesh(world: World, mesh: Mesh) -> DeviceMesh:
-    """Build ``mesh`` over all ranks; axes of size 1 are left out, except ``dp_shard``. Collective.
+    """Build ``mesh`` over all ranks, without axes of size 1 except ``dp_shard``. Collective.
 
     Its process groups get the world's timeout; torch's default is half an hour.
     """
@@ -29,9 +29,8 @@ def device_mesh(world: World, mesh: Mesh) -> DeviceMesh:
 
 
 def limit_groups(world: World, seconds: float) -> None:
-    """Let the ranks wait ``seconds`` for one of them from now on, in every process group of this process.
-    That includes groups that engines and ``DeviceMesh._flatten`` made by themselves with the backend's
-    default (NCCL: ten minutes).
+    """Set the timeout of every process group of this process to ``seconds``. That includes groups that
+    engines and ``DeviceMesh._flatten`` created with the backend's default (NCCL: ten minutes).
     """
     world.wait_for(seconds)
     if world.world_size == 1 or world.backend == "fake":

@@ -1,8 +1,8 @@
 """The first all-reduce over each axis of the mesh, with a short limit. It reports missing ranks, and the
 bandwidth.
 
-Without this, a link that carries no data, or a rank that hangs elsewhere, would show in the first step only,
-after the process group's time-out.
+Otherwise a link that carries no data, or a hanging rank, would show only in the first step, after the process
+group's timeout.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class AllReduceTiming:
 def first_reduce(
     world: World, axis: str, group: dist.ProcessGroup | None, limit_seconds: float = LIMIT_SECONDS
 ) -> tuple[list[str], list[Diagnostic]]:
-    """All-reduce over ``group`` (None: all ranks) once to meet and once timed. Collective.
+    """All-reduce over ``group`` (None: all ranks) twice: once so that all ranks arrive, once timed.
+    Collective.
 
     Returns rank 0's lines for the log and warnings (a late rank, a slow link); nothing elsewhere. Raises
-    PacelineError ``runtime.first_reduce`` after ``limit_seconds``, naming who has not come.
+    PacelineError ``runtime.first_reduce`` with the missing ranks after ``limit_seconds``.
     """
     store = world.store
     if store is None or dist.get_world_size(group) == 1:
@@ -90,8 +91,8 @@ def first_reduce(
 
 
 def summary(axis: str, everyone: Sequence[AllReduceTiming], size: int) -> tuple[list[str], list[Diagnostic]]:
-    """Return (lines for the log, warnings) of one axis. Bandwidth is the bus's: 2 (n - 1) / n bytes a byte
-    (nccl-tests' PERFORMANCE.md).
+    """Return (lines for the log, warnings) of one axis. Bandwidth is bus bandwidth: 2 (n - 1) / n times the
+    bytes per second (nccl-tests' PERFORMANCE.md).
     """
     speeds: dict[tuple[int, ...], float] = {}
     for timed in everyone:

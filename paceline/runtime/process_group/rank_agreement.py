@@ -1,8 +1,8 @@
 """Before a process group opens, every rank publishes its device and versions; all ranks report the one that
 differs.
 
-Ranks of different kinds of devices would open groups of different backends and wait for each other until the
-time-out. Ranks of different torch or NCCL releases hang or crash in their first collective. So each rank
+Ranks with different kinds of devices would open groups of different backends and wait for each other until
+the timeout. Ranks of different torch or NCCL releases hang or crash in their first collective. So each rank
 writes its device and versions into the store; rank 0 compares, and all read its verdict.
 """
 
@@ -58,7 +58,7 @@ def own_facts(device: torch.device) -> dict[str, str]:
 def agree_on_devices(
     store: dist.Store, env: RankEnv, secret: bytes, mine: Mapping[str, str], timeout_seconds: float
 ) -> tuple[Diagnostic, ...]:
-    """Return the warnings about unequal ranks. All ranks have arrived and call this.
+    """Return the warnings about unequal ranks. Called by all ranks after they have arrived.
 
     Raises PacelineError ``runtime.ranks_differ`` or ``runtime.device_shared`` with the same findings on every
     rank, or ``runtime.ranks_missing`` if one died meanwhile.
@@ -106,7 +106,7 @@ def _absent(store: dist.Store, env: RankEnv) -> str:
 
 
 def _await_readers(signed: SignedStore, count: int) -> None:
-    """Rank 0 hosts the store: it stays until all have read the verdict, or a few seconds."""
+    """Keep rank 0, which hosts the store, until all have read the verdict, or for a few seconds."""
     deadline = time.monotonic() + _LINGER_SECONDS
     with contextlib.suppress(RuntimeError, TimeoutError):
         while call_with_timeout(_LINGER_SECONDS, lambda: signed.add(_READ, 0), "readers") < count:
@@ -116,7 +116,7 @@ def _await_readers(signed: SignedStore, count: int) -> None:
 
 
 def compare(everyone: Sequence[Mapping[str, str]]) -> list[Diagnostic]:
-    """Return a finding for every group of ranks that differs from most, and for cards that two ranks took.
+    """Return a finding for every group of ranks that differs from most, and for each card that two ranks use.
 
     An even split is reported as seen from rank 0.
     """

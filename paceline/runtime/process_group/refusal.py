@@ -1,4 +1,4 @@
-"""Errors that ranks publish as text: a failing rank's own, and that of one refused before all have met.
+"""Errors that ranks publish as text: a failing rank's, and that of a rank refused before all have arrived.
 
 A message is parsed defensively: without a secret it may be forged.
 """
@@ -31,9 +31,9 @@ class PeerRefusedError(PacelineError):
 
 
 class Refusals:
-    """Refusals, through the store.
+    """Publish and read refusals through the store.
 
-    Where it ends with this process, that stays ``hear_seconds`` at most for the others to hear.
+    If this process hosts the store, it stays up to ``hear_seconds`` so that the others can read them.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Refusals:
         self._store, self._env, self._hear_seconds = store, env, hear_seconds
 
     def publish(self, error: PacelineError) -> None:
-        """Publish this rank's error, and wake those that wait."""
+        """Publish this rank's error, and wake the waiting ranks."""
         self.signed.set_first(_ERROR, failure_message(self._env.rank, error.diagnostics[0], error.exit_code))
         self._wake()
 
     def publish_other_secret(self, fingerprint: str) -> None:
-        """Say that this rank has another secret, so that nothing it signs would be believed."""
+        """Report that this rank has another secret: the others would ignore whatever it signs."""
         self._store.set(_OTHER_SECRET, f"{self._env.rank} {fingerprint}")
         self._wake()
 
@@ -74,7 +74,7 @@ class Refusals:
         self._hear()
 
     def _hear(self) -> None:
-        """Count this rank as one that knows; the store's host waits for the others."""
+        """Count this rank as informed; the store's host waits for the others."""
         self._store.add(_HEARD, 1)
         deadline = time.monotonic() + self._hear_seconds
         while self._env.hosts_store and time.monotonic() < deadline:
@@ -84,7 +84,8 @@ class Refusals:
 
 
 def other_secret(rank: int, its: str, first: str) -> PacelineError:
-    """Return the error of a rank whose secret is not rank 0's; each ``none``, or a word."""
+    """Return the error of a rank whose secret is not rank 0's. Each secret is given by its fingerprint, or
+    ``none``."""
     return PacelineError(
         codes.RUNTIME_STORE_SECRET(
             "PACELINE_STORE_SECRET_FILE", f"rank {rank}: {its}, rank 0: {first}", rank=rank

@@ -84,10 +84,9 @@ def connect_store(
 
 
 def _await_port(host: str, port: int, seconds: float) -> float:
-    """Wait until the port answers; return what is left of the time. Raises TimeoutError.
+    """Wait until the port answers; return the remaining seconds. Raises TimeoutError.
 
-    torch's own tries lie up to a minute apart, and would miss a rank 0 that stays for seconds to say why it
-    is refused.
+    torch retries up to a minute apart, and would miss a refused rank 0, which stays only seconds to say why.
     """
     deadline, last = time.monotonic() + seconds, ""
     while (left := deadline - time.monotonic()) > 0:
@@ -102,7 +101,7 @@ def _await_port(host: str, port: int, seconds: float) -> float:
 
 
 def listener(host: str, port: int) -> int:
-    """Return the descriptor of a socket that listens at ``host``'s own address only.
+    """Return the descriptor of a socket that listens at the address of ``host`` only.
 
     torch by itself would listen on all interfaces. If the address is on no interface of this machine (a
     forwarded port, a Kubernetes service), listen on all and print a warning.
@@ -139,7 +138,7 @@ ARRIVED = "here"  # a counter: N calls; one key per rank, awaited by all, would 
 
 
 def alive_key(rank: int) -> str:
-    """Return the key under which a rank says that it is there, and later writes its heartbeats."""
+    """Return the key under which a rank reports its arrival, and later writes its heartbeats."""
     return f"alive/{rank}"
 
 
@@ -153,8 +152,8 @@ def arrive(
 ) -> None:
     """Wait until every rank has arrived, or one is refused.
 
-    A node that waits says for whom every ``report_seconds``. Raises PacelineError: ``runtime.ranks_missing``
-    with the missing ranks, ``runtime.store_secret``, or whatever another rank was refused for.
+    A waiting node prints every ``report_seconds`` which ranks are missing. Raises PacelineError:
+    ``runtime.ranks_missing`` with the missing ranks, ``runtime.store_secret``, or another rank's refusal.
     """
     refusals = Refusals(store, env, secret)
 
@@ -187,7 +186,7 @@ def arrive(
 
 
 def refuse(env: RankEnv, secret: bytes, error: PacelineError, timeout_seconds: float = HEAR_SECONDS) -> None:
-    """Tell the ranks that wait for this one that it does not come, and why. Never raises."""
+    """Tell the waiting ranks that this one will not arrive, and why. Never raises."""
     if env.world_size == 1:
         return
     with contextlib.suppress(PacelineError, RuntimeError, OSError):  # TimeoutError is an OSError
@@ -245,7 +244,7 @@ def _patiently(
 
 
 def _report(env: RankEnv, whom: str, waited: float, limit: float) -> None:
-    """Say on the first rank of each node for whom it waits."""
+    """Print on the first rank of each node which ranks it waits for."""
     if env.local_rank == 0:
         until = f"training.start_timeout: {limit:.0f} s"
         print(
@@ -256,7 +255,7 @@ def _report(env: RankEnv, whom: str, waited: float, limit: float) -> None:
 
 
 def _absent(store: dist.Store, env: RankEnv) -> list[int]:
-    """Return the ranks that have not arrived; none where the store itself is gone."""
+    """Return the ranks that have not arrived; none if the store itself is gone."""
     try:
         here = call_with_timeout(
             _GRACE_SECONDS,
@@ -269,7 +268,7 @@ def _absent(store: dist.Store, env: RankEnv) -> list[int]:
 
 
 def _shown(ranks: list[int]) -> str:
-    """Return ranks in words; empty for none."""
+    """Format a list of ranks; empty for none."""
     listed = ", ".join(map(str, ranks[:16])) + (" …" if len(ranks) > 16 else "")
     return f"rank{'s' * (len(ranks) > 1)} {listed}" if ranks else ""
 

@@ -1,7 +1,7 @@
 """Signed messages between ranks through the store (HMAC-SHA256 over key and text).
 
 Anyone who reaches the store's port can write any key. A value without a valid signature is ignored, with one
-warning. It gives no confidentiality: strangers can still read the values, and disturb
+warning. It gives no confidentiality: strangers can still read values and disrupt the run
 (``docs/explanation/failures.md``, "Who can reach the store").
 """
 
@@ -54,7 +54,7 @@ class SignedStore:
         return bool(self._store.check(list(keys)))
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Forget ``keys``, where they exist."""
+        """Delete those of ``keys`` that exist."""
         for key in keys:
             self._store.delete_key(key)
 

@@ -44,12 +44,12 @@ class World:
     is pickled: JSON bytes travel in uint8 tensors with a size limit. In a world of one nothing is sent and
     there is no process group.
 
-    - ``timeout_seconds``: how long ranks wait for one of them, in the start until
-      ``device_mesh.limit_groups`` says otherwise
+    - ``timeout_seconds``: how long ranks wait for another, until ``device_mesh.limit_groups`` changes it
+    after the start
     - ``notes``: warnings about the ranks and their links
-    - ``links``: their speed
-    - ``free_bytes``: of the accelerator as the world opened
-    - ``bound``: to which processors this rank is bound
+    - ``links``: the links' speed
+    - ``free_bytes``: free memory of the accelerator when the world opened
+    - ``bound``: the processors to which this rank is bound
     """
 
     rank: int
@@ -154,7 +154,7 @@ class World:
         self.notes += warnings
 
     def wait_for(self, seconds: float) -> None:
-        """Let this rank's waits outside of groups that exist last ``seconds`` from now on."""
+        """Set how long this rank waits outside of existing groups from now on."""
         self.timeout_seconds = seconds
 
     def require_group(self) -> None:
@@ -194,7 +194,7 @@ class World:
 
     def all_reduce_tensor(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sums of ``values`` over all ranks, of the same shape and dtype, on their device. The
-        host waits for nothing, unless the backend moves tensors of the host only.
+        host does not wait, unless the backend moves host tensors only.
         """
         if self.world_size == 1:
             return values
@@ -233,7 +233,7 @@ class World:
     def send_tensor(
         self, tensor: torch.Tensor, src: int, group: dist.ProcessGroup | None = None
     ) -> torch.Tensor:
-        """Return rank ``src``'s tensor on the CPU of every rank (of ``group``); the others give one of its
+        """Return rank ``src``'s tensor on the CPU of every rank (of ``group``); the others pass one of its
         shape and dtype, which is overwritten.
         """
         if self.world_size == 1 or not tensor.numel():
@@ -275,10 +275,9 @@ class World:
         """Destroy the process group; return whether all ranks left in order.
 
         Contract 10: engines first, then this, then flush and exit. ``ok=True``: a barrier, then all ranks
-        leave, the store's host last. False means that a rank died while leaving (``ExitCode.CLOSING``: the
-        result is durable all the same). ``ok=False``: other ranks may be gone or stuck. Then this waits for
-        nothing and does not destroy the group, as destructors of a broken group can hang; the caller ends the
-        process.
+        leave, the store's host last. Returns False if a rank died while leaving (``ExitCode.CLOSING``; the
+        result is still durable). ``ok=False``: other ranks may be gone or stuck. Then this does not wait, and
+        leaves the group, as destructors of a broken group can hang; the caller ends the process.
         """
         if self.closed or self.world_size == 1:
             if not self.closed and dist.is_initialized():
@@ -298,7 +297,7 @@ class World:
         return True
 
     def _leave_store(self) -> None:
-        """The store's host stays until the others have disconnected (or a few seconds have passed)."""
+        """Keep the store's host until the others have disconnected, or for a few seconds."""
         store = self.store
         if store is None or self.env.agent_store:
             return
@@ -336,12 +335,13 @@ class World:
 
 
 def group_timeout(seconds: float) -> datetime.timedelta:
-    """Return the time-out of a process group whose ranks wait ``seconds`` for one of them."""
+    """Return the timeout of a process group whose ranks wait ``seconds`` for another."""
     return datetime.timedelta(seconds=seconds + AHEAD_SECONDS)
 
 
 def _backend(requested: str, device: torch.device) -> str:
-    """Return the process group's backend. Raises ``runtime.backend`` for one that another device has."""
+    """Return the process group's backend. Raises ``runtime.backend`` for a backend that the device does not
+    support."""
     kind = kind_of(device.type)
     name = (kind.backend or CPU.backend) if requested == "auto" else requested
     others = {other.backend: other.label for other in KINDS.values() if is_accelerator(other.name)}
@@ -358,7 +358,7 @@ def _backend(requested: str, device: torch.device) -> str:
 
 
 def environment() -> Mapping[str, str]:
-    """Return a copy of the process's environment; the torch side reads it nowhere else."""
+    """Return a copy of the process's environment; modules that import torch read it only here."""
     return dict(os.environ)
 
 

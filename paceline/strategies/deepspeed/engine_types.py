@@ -1,4 +1,4 @@
-"""DeepSpeed 0.19's engine and optimizers as types: what is used of them here.
+"""Types of DeepSpeed 0.19's engine and optimizers: the parts that Paceline uses.
 
 The package brings no types of its own; other modules import this one for their annotations only.
 """
@@ -51,8 +51,8 @@ class ZeroParameter(nn.Parameter):
 
 
 class Partitioner(Protocol):
-    """``zero.Init``: makes stage 3's parameters. ``rank_in_group``: within the ranks of ZeRO++'s hierarchical
-    partitioning; without it all ranks.
+    """``zero.Init``: makes stage 3's parameters. ``rank_in_group``: the rank in its group of ZeRO++'s
+    hierarchical partitioning; without that, in the world.
     """
 
     rank: int

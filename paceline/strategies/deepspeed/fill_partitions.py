@@ -130,7 +130,7 @@ def _partitioner(deepspeed: ModuleType, config: JsonObject, sequence_parallel: i
 
 
 def _on_host(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Room for one whole parameter while it is partitioned."""
+    """Return host memory for one whole parameter while it is partitioned."""
     return torch.empty(shape, dtype=dtype)
 
 
@@ -180,10 +180,10 @@ Fill = Callable[[], None]
 def built_root(
     build: ModelFactory, plan: Plan, world: World, config: JsonObject, stage: int, frozen: bool = False
 ) -> tuple[RootModule, Fill | None]:
-    """Return the model without storage, and what fills it as the engine keeps it: in its low precision, and
-    this rank's part of it. Collective, as is the call.
+    """Return the model without storage, and the function that gives it this rank's values in the engine's
+    dtype. Both calls are collective.
 
-    The model is whole, and there is nothing to call, in three cases: at stage 0, for a base packed in 4 bits,
+    In three cases the model is returned whole, without a function: at stage 0, for a base packed in 4 bits,
     and under AutoTP with parameters on a drive, which DeepSpeed partitions first.
     """
     mesh, low = plan.mesh, plan.precision.compute in ("bfloat16", "float16")

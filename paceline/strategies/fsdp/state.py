@@ -103,7 +103,8 @@ class ShardedHandle(Handle):
         return [b.local for b in self.shards if b.local.requires_grad]
 
     def take_gradients(self) -> None:
-        """Assign FSDP2's gradients to the local shards, without copying; a whole parameter has its own."""
+        """Assign FSDP2's gradients to the local shards, without copying; unsharded parameters already have
+        theirs."""
         for block in self.shards:
             if block.local is not block.parameter:
                 grad = block.parameter.grad

@@ -16,7 +16,7 @@ _STEP, _MEAN, _SQUARE = "step", "exp_avg", "exp_avg_sq"
 
 @dataclass(frozen=True)
 class _Options:
-    """A parameter group's."""
+    """Options of a parameter group."""
 
     lr: float
     betas: tuple[float, float]
@@ -119,8 +119,8 @@ def basis(gradient: Tensor, rank: int, proj_type: str) -> dict[str, Tensor]:
     """Return the leading singular vectors of ``gradient`` (rows × columns), in its dtype: ``left`` (rows ×
     rank), ``right`` (rank × columns) or both. The largest number of each left one is positive.
 
-    A decomposition leaves both signs free, and the last digit of a gradient would choose them. Moments in the
-    old basis meet the new one, so strategies and processors would differ by 1e-3 after a few steps.
+    A decomposition does not determine the signs, so rounding of a gradient would choose them. Moments are
+    kept when the basis changes, so strategies and processors would differ by 1e-3 after a few steps.
     """
     rows, columns = gradient.shape
     std = _RIGHT if rows >= columns else _LEFT

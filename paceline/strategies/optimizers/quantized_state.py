@@ -66,7 +66,7 @@ def shard_suffix(offsets: Shape, shape: Shape) -> str:
 
 
 def shard_parts(codec: Codec, state: Mapping[str, object], offsets: Shape, shape: Shape) -> dict[str, Tensor]:
-    """Return what a checkpoint holds of a shard's moments, by kind."""
+    """Return a shard's moments as a checkpoint stores them, by kind."""
     return {
         name + shard_suffix(offsets, shape): tensor
         for name, tensor in codec.parts(state).items()

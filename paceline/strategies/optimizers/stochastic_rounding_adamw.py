@@ -21,12 +21,12 @@ _MASK = (1 << 64) - 1
 
 
 class RoundedAdamW(StepsOneByOne):
-    """AdamW (Loshchilov and Hutter 2019) in fp32 with fp32 moments. The new weight is rounded to one of the
-    two bfloat16 numbers next to it. The probabilities make its expectation exact (Zamirai et al. 2020,
-    arXiv:2010.06192). Rounded to the nearest, an update of less than 1/512 of a weight is lost.
+    """AdamW (Loshchilov and Hutter 2019) in fp32 with fp32 moments. The new weight is rounded to one of its
+    two bfloat16 neighbours, at random, so that its expectation is exact (Zamirai et al. 2020,
+    arXiv:2010.06192). Rounding to the nearest would lose an update of less than 1/512 of a weight.
 
-    The noise is a function of ``seed``, the parameter's place, its step and the element's place in the whole
-    tensor (``first``: where a rank's shard begins). So it is the same on every mesh and after a resume.
+    The noise is a function of ``seed``, the parameter's index, its step and the element's index in the whole
+    tensor (``first``: the start of a rank's shard). So it is the same on every mesh and after a resume.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RoundedAdamW(StepsOneByOne):
 
 
 def noise_keys(seed: int, index: int, step: int) -> list[int]:
-    """Return two numbers of 32 bits, as signed ones (SplitMix64 of Steele et al. 2014)."""
+    """Return two signed 32-bit numbers (SplitMix64 of Steele et al. 2014)."""
     value = 0
     for part in (seed, index, step):
         value = (value + part + 0x9E3779B97F4A7C15) & _MASK

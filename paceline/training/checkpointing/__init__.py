@@ -1,1 +1,1 @@
-"""What a run saves and when, and how it goes on from what was saved."""
+"""Saves of a run, and resumes from them."""

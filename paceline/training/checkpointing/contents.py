@@ -41,11 +41,10 @@ def adapter_of(root: RootModule) -> Adapter | None:
 def run_state(
     plan: Plan, prepared: Prepared, parts: RunComponents | None = None, carried: JsonObject | None = None
 ) -> JsonObject:
-    """Return the JSON part of a checkpoint: position, best metric, and what a resumed run is compared with.
+    """Return the JSON part of a checkpoint: position, best metric, and the facts to compare at a resume.
 
-    ``parts``: what the run trains with (None: it has not begun). Of these the first trained role's adapter is
-    stored, and the identity of all base models. ``carried`` names tensors that are not trained, and where an
-    export finds them.
+    ``parts``: the run's components (None: it has not begun); the state holds the first trained role's adapter
+    and the identity of all base models. ``carried``: untrained tensors, and where an export finds them.
     """
     state = TrainState() if parts is None else parts.state
     trains = parts.algorithm.trains if parts else ()
@@ -96,7 +95,7 @@ def hugging_face_files(
     """Return ``config.json``, ``generation_config.json``, the tokenizer files and the others of the ``base``,
     for a self-contained checkpoint.
 
-    What ends, begins and pads a text is the same in all of them. With an adapter also
+    The BOS, EOS and padding tokens agree in all of them. With an adapter also
     ``adapter_config.json``, which marks the checkpoint as an adapter rather than a full model.
     """
     config, generation = copy.deepcopy(dict(hf_config)), _generation(hf)
@@ -118,8 +117,8 @@ def hugging_face_files(
 
 
 def kept_files(model: ModelSection, tokenizer: Path) -> dict[str, bytes]:
-    """Return the files of the base model's folder that its checkpoints keep. These include its own tokenizer
-    where nothing was added to it, else that of the ``tokenizer`` folder.
+    """Return the files of the base model's folder that its checkpoints keep. These include its tokenizer if
+    nothing was added to it, else that of the ``tokenizer`` folder.
     """
     folder = None if model.name_or_path is None else weights_folder(model.name_or_path, model.revision)
     kept = {} if folder is None else base_files(folder)

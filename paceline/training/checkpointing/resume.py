@@ -43,7 +43,7 @@ class ResumePoint:
 
 
 class _Found(TypedDict):
-    """The checkpoint that rank 0 found, what it read of it, and its diagnostics as JSON."""
+    """The checkpoint that rank 0 found, the parts that it read, and its diagnostics as JSON."""
 
     path: str | None
     manifest: str
@@ -66,9 +66,9 @@ def open_resume(
 ) -> ResumePoint:
     """Open the checkpoint to resume from. Collective.
 
-    Tensors are verified as they are read (``CheckpointReader.verify_reads``). ``state_now`` is what this run
-    would save; ``damaged``: checkpoints that were found so; ``nodes``: where the nodes do not share the run
-    directory. Raises CheckpointError or ConfigError, the same on all ranks.
+    Tensors are verified as they are read (``CheckpointReader.verify_reads``). ``state_now``: the state that
+    this run would save; ``damaged``: known damaged checkpoints; ``nodes``: set if the nodes do not share the
+    run directory. Raises CheckpointError or ConfigError, the same on all ranks.
     """
     if not where:
         return ResumePoint(None, plan, ())
@@ -131,9 +131,9 @@ def _opened_on_nodes(
 
 
 class ResumeCandidates:
-    """The checkpoint that a run resumes from, and the ones before it where it turns out to be damaged.
+    """The checkpoint that a run resumes from, and earlier ones in case it is damaged.
 
-    ``open_with`` opens the newest that is not among the damaged ones (``open_resume``). Collective.
+    ``open_with`` opens the newest checkpoint that is not known to be damaged (``open_resume``). Collective.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class ResumeCandidates:
     def former(self, damage: CheckpointError) -> CheckpointReader:
         """Open the checkpoint before the present one, whose bytes were loaded and then found damaged.
 
-        Raises ``damage`` if the former would not replace all that was loaded.
+        Raises ``damage`` if the earlier one would not replace everything that was loaded.
         """
         last = self._now
         assert last.reader is not None
@@ -246,7 +246,7 @@ def changed_keys(state: JsonObject, now: JsonObject) -> list[Diagnostic]:
 
 
 def _differing(key: str, before: Json, now: Json) -> Iterator[tuple[str, Json, Json]]:
-    """Yield (key, value before, value now) of what differs, key by key within two sections."""
+    """Yield (key, value before, value now) of each difference, key by key within two sections."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in sorted({*before, *now}):
             yield from _differing(f"{key}.{name}", before.get(name), now.get(name))

@@ -1,4 +1,5 @@
-"""What a resumed run must share with the one before, and what another layout costs. Imports no torch."""
+"""Check that a resumed run matches the earlier one, and compute the cost of another layout. Imports no
+torch."""
 
 from __future__ import annotations
 
@@ -36,8 +37,7 @@ FIXED = ("data_fingerprint", "global_batch", "seq_len", "packing", "seed")
 def keep_global_batch(state: JsonObject, plan: Plan) -> tuple[Plan, list[Diagnostic]]:
     """Return the plan with micro-batch and accumulation recomputed to keep the global batch (contract 4).
 
-    Applies if the number of ranks has changed, now or when the checkpoint's own run resumed; the diagnostics
-    say so.
+    Applies if the number of ranks has changed, now or in an earlier resume; a diagnostic reports it.
     """
     rows, ranks = (
         int(as_number(state.get("global_batch", plan.batch.global_batch))),
@@ -97,7 +97,8 @@ def strategy_label(plan: Plan) -> str:
 
 
 def shard_layout(plan: Plan) -> list[int]:
-    """Return over how many ranks a tensor's optimizer state is cut: by FSDP, and by tensor parallelism."""
+    """Return the numbers of ranks that shard a tensor's optimizer state: by FSDP, and by tensor
+    parallelism."""
     if strategy_spec(plan.strategy).state_split is not StateSplit.SHARDS:
         return [1, 1]
     return [plan.mesh.dp_shard * plan.mesh.cp, plan.mesh.tp]
@@ -118,7 +119,7 @@ def requantised(state: JsonObject, plan: Plan) -> list[Diagnostic]:
 
 
 def of_another_program(state: JsonObject) -> list[Diagnostic]:
-    """Return a warning if the checkpoint was converted: nothing is known of the run that it comes from."""
+    """Return a warning if the checkpoint was converted, since its original run is unknown."""
     if CONVERTED not in state:
         return []
     goes_on = "weights and step continue, the optimizer begins anew (no state of it was there)"
@@ -131,7 +132,7 @@ def of_another_program(state: JsonObject) -> list[Diagnostic]:
 def not_compared(state: JsonObject, definition: str) -> Diagnostic | None:
     """Return a warning if the checkpoint's data fingerprint cannot be compared with ours.
 
-    It was then computed by another definition than ``definition``, ours.
+    It was then computed by another version than our ``definition``.
     """
     saved = state.get("data_definition") or ""
     if saved == definition:
@@ -150,7 +151,7 @@ def best_is_gone(best: Path) -> Diagnostic:
 
 
 def nothing_left(ended: str, state: TrainState, total: int) -> Diagnostic:
-    """Return the note that a resumed run had ``ended`` already."""
+    """Return the note that a resumed run had already ``ended``."""
     if ended == "completed":
         what, hint = (
             "all steps were trained: nothing is left to do",
@@ -299,7 +300,7 @@ def _adapters(state: JsonObject, plan: Plan) -> list[Diagnostic]:
 
 
 def _same_layers(before: JsonObject, plan: Plan) -> bool:
-    """Whether the checkpoint's words name the same layers as the plan's: full names, ends or all-linear."""
+    """Whether checkpoint and plan name the same layers: by full names, name endings or all-linear."""
     if plan.shape is None or plan.shape.experts or plan.adapter is None:
         return False
     try:
@@ -348,7 +349,7 @@ _STEPS = f"training.{_ROLLOUT}.steps_per_generation"
 def other_rollout(
     state: JsonObject, plan: Plan, training: TrainingSection, tensors: Collection[str]
 ) -> list[Diagnostic]:
-    """Return errors if the rest of the rollout in the checkpoint cannot be trained on as this run is set.
+    """Return errors if this run's settings cannot train on the rest of the checkpoint's rollout.
 
     ``training``: the config's section; ``tensors``: the names in the checkpoint's manifest. Between two
     rollouts these keys may change.
@@ -376,7 +377,7 @@ def _words(spec: AlgorithmSpec) -> dict[str, str]:
 
 
 def _made_up(spec: AlgorithmSpec, training: TrainingSection, ranks: int) -> dict[str, Json]:
-    """Return what the answers in a checkpoint depend on, by config key."""
+    """Return the settings on which a checkpoint's answers depend, by config key."""
     kl = "a KL to it" if spec.kl and spec.options_of(training)[spec.kl] else "none"
     return {
         _STEPS: updates_per_pass(training, ranks),
@@ -386,7 +387,7 @@ def _made_up(spec: AlgorithmSpec, training: TrainingSection, ranks: int) -> dict
 
 
 def cost_of_move(state: JsonObject, plan: Plan, manifest: Manifest) -> list[Diagnostic]:
-    """Return a note with the bytes read and a rank's memory if strategy, ranks or shards are others."""
+    """Return a note with the bytes to read and a rank's memory if strategy, ranks or shards have changed."""
     before, now = str(state.get("strategy", plan.strategy)), plan.strategy
     if STRATEGY_LABEL in state:  # an earlier version saved no ZeRO stage of a user's DeepSpeed file
         before, now = str(state[STRATEGY_LABEL]), strategy_label(plan)
@@ -410,13 +411,14 @@ def cost_of_move(state: JsonObject, plan: Plan, manifest: Manifest) -> list[Diag
 
 
 def other_layout(state: JsonObject, plan: Plan, manifest: Manifest) -> list[Diagnostic]:
-    """Return one note if strategy, ranks or shards are others. Raises as ``other_strategy``."""
+    """Return one note if strategy, ranks or shards differ from the checkpoint's. Raises as
+    ``other_strategy``."""
     reason = other_strategy(state, plan)
     return cost_of_move(state, plan, manifest) or reason
 
 
 def _peak(plan: Plan, manifest: Manifest) -> str:
-    """Weights and optimizer of the fullest rank, and the tensor that is being read."""
+    """Return the bytes of the fullest rank: weights, optimizer and the tensor that is being read."""
     states = plan.memory.largest if plan.memory is not None else None
     if states is None:
         return "memory of a rank not known for this model"
@@ -426,7 +428,7 @@ def _peak(plan: Plan, manifest: Manifest) -> str:
 
 
 def _largest_read(plan: Plan, manifest: Manifest) -> int:
-    """Bytes of the largest tensor, or of a rank's shard of it."""
+    """Return the bytes of the largest tensor, or of a rank's shard of it."""
     index = manifest.tensors or {}
     largest = max(
         (prod(rows.shape) * STORED_DTYPES[rows.dtype][1] // 8 for rows in index.values()), default=0

@@ -31,8 +31,8 @@ RESCUE_SECONDS = 30.0  # how long a rank with an error of its own waits for a sa
 class RunContents:
     """What a checkpoint of this run contains at a step.
 
-    ``hf_config`` belongs to the exported model; ``base`` gives the files that its checkpoints have beside it,
-    ``carried`` what of its folder an export copies. Both are called on rank 0.
+    ``hf_config``: the exported model's config; ``base`` returns the files stored next to it, ``carried`` the
+    tensors that an export copies from the base folder. Both are called on rank 0.
     """
 
     def __init__(
@@ -65,10 +65,11 @@ class RunContents:
 
 
 class RunCheckpointer:
-    """Saves of a run, as the trainer calls them; each durable checkpoint is ``published`` on this rank.
+    """The saves of a run, called by the trainer; ``published`` is called on this rank for each durable
+    checkpoint.
 
-    With ``beside`` a save goes on beside training, and its end is met by all ranks at one step. With
-    ``uploads`` each goes to object storage as well; ``note`` gets the reports.
+    With ``beside`` a save runs during training, and all ranks see its end at the same step. With ``uploads``
+    each checkpoint also goes to object storage; ``note`` gets the reports.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class RunCheckpointer:
         self._working: Callable[[bool], bool] = bool
 
     def save(self, step: int) -> bool:
-        """Save, or begin to; return whether the checkpoint is durable. Collective. Raises CheckpointError."""
+        """Save, or start a save; return whether the checkpoint is durable. Collective. Raises
+        CheckpointError."""
         contents = self._contents
         if self._keep_best:
             self._checkpointer.protect(contents.parts.state.best_step)
@@ -113,8 +115,8 @@ class RunCheckpointer:
     def settle(self, *, wait: bool) -> bool:
         """Return whether a save during training has become durable. Collective.
 
-        Without ``wait`` it is asked for only once every rank's part has ended. Raises its CheckpointError,
-        on all ranks at the same step.
+        Without ``wait`` it checks only once every rank has finished its part. Raises the save's
+        CheckpointError, on all ranks at the same step.
         """
         self._report_uploads()
         beside = self._beside
@@ -143,9 +145,9 @@ class RunCheckpointer:
         return True
 
     def finish(self, waiting: Callable[[], None], deadline: Deadline) -> bool:
-        """Wait until the last checkpoint is at its URL too; ``waiting`` is called meanwhile. Collective.
+        """Wait until the last checkpoint is uploaded; ``waiting`` is called meanwhile. Collective.
 
-        Return False if it was not there when the ``deadline`` after a stop was over. Raises CheckpointError.
+        Return False if the upload was unfinished at the ``deadline`` after a stop. Raises CheckpointError.
         """
         if self._uploads is None:
             return True
@@ -156,7 +158,7 @@ class RunCheckpointer:
 
     @property
     def uploads_left(self) -> bool:
-        """Whether an upload for which nobody waits any more is still under way on this rank."""
+        """Whether an abandoned upload is still running on this rank."""
         return self._uploads is not None and self._uploads.is_working
 
     def _send(self, path: Path) -> None:

@@ -75,9 +75,9 @@ class DivergenceWatch:
         )
 
     def _diverged(self) -> list[Diagnostic]:
-        """Warn if the recent loss exceeds that at the start by both a factor and an amount.
+        """Warn if the recent loss exceeds the initial loss by both a factor and an amount.
 
-        With uneven data the loss must also be above it in each of many steps.
+        With uneven data the loss must also exceed it in many consecutive steps.
         """
         first = self.state.first_loss
         if not self.falls or first is None or len(self.recent) < FEW:

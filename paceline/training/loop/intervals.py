@@ -1,8 +1,8 @@
 """When to log, evaluate and save, as pure functions of the step; and when to collect garbage.
 
 A collection of all of Python's generations takes tens of milliseconds where Transformers is loaded. If it
-falls into a micro-batch of one rank, all other ranks wait. Most objects die by their reference count; only
-cycles wait.
+falls into a micro-batch of one rank, all other ranks wait. Reference counting frees most objects; only cycles
+need a collection.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Cadence:
 
     @property
     def saves_at_all(self) -> bool:
-        """Whether the run writes checkpoints of its own accord."""
+        """Whether the run writes checkpoints without a stop."""
         return self.save_strategy != "no"
 
     def saves(self, step: int, epoch_end: bool, improved: bool) -> bool:
@@ -89,19 +89,20 @@ MANY = 50_000  # new objects that may lie in cycles: then earlier
 
 
 class Garbage:
-    """Collects between steps, at the same steps on every rank but where a rank has made many objects."""
+    """Collects garbage between steps: at the same steps on every rank, and on a rank with many new
+    objects."""
 
     def between_steps(self, step: int) -> None:
-        """Collect after every ``EVERY``-th step, and where ``MANY`` objects have been made that are alive."""
+        """Collect after every ``EVERY``-th step, and if ``MANY`` new objects are alive."""
         if step % EVERY == 0 or gc.get_count()[0] > MANY:
             gc.collect()
 
 
 @contextmanager
 def collected_between_steps() -> Iterator[Garbage]:
-    """Inside, Python collects by ``between_steps`` alone; what exists at the start is left out of it.
+    """Inside, only ``between_steps`` collects garbage; objects that exist at the start are excluded.
 
-    Afterwards all is as it was before.
+    Afterwards the previous settings apply again.
     """
     enabled = gc.isenabled()
     gc.collect()

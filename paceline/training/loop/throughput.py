@@ -17,8 +17,8 @@ from paceline.runtime.device.device import device_name, matmul_rate
 class PeakFlops:
     """Peak FLOP/s of one rank's device, the divisor of utilization.
 
-    ``data_sheet``: it is the data sheet's number, as in the planner; otherwise that of a matrix product timed
-    here.
+    ``data_sheet``: the number is the data sheet's, as in the planner; otherwise it was timed here on a matrix
+    product.
     """
 
     flops: float
@@ -49,7 +49,7 @@ class Throughput:
     def of(plan: Plan, algorithm: Algorithm, device: torch.device) -> Throughput:
         """Count the weights for MFU at 6 FLOP per token, of each trained model.
 
-        Under an adapter frozen weights have no gradient of their own, which leaves 4 of the 6. A reference
+        With an adapter, frozen weights need no weight gradient, which leaves 4 of the 6. A reference
         that runs in every step adds the 2 of its forward, and so does each forward over a window before it.
         """
         peak = PeakFlops.of(device, plan.precision.compute)

@@ -38,11 +38,11 @@ MAX_FAILED_SAVES = 2  # in a row; then the run fails rather than train on withou
 
 @dataclass
 class Hooks:
-    """What a trainer tells its run, and asks it between steps.
+    """The run's callbacks for a trainer.
 
     ``emit`` gets every event. ``stop_requested`` is this rank's request, by a signal, and ``should_stop``
-    that of its callbacks. ``doing`` gets the finished steps and the rank's present activity, for the
-    heartbeat, by which ranks know who is late.
+    that of its callbacks. ``doing`` gets the finished steps and the rank's current activity, which the
+    heartbeat sends to find late ranks.
     """
 
     emit: Callable[[events.Event], None] = lambda event: None
@@ -51,7 +51,7 @@ class Hooks:
     doing: Callable[[int, str], None] = lambda step, phase: None
 
     def note(self, finding: Diagnostic) -> None:
-        """Tell a finding."""
+        """Emit a finding."""
         self.emit(events.Notice(finding))
 
 
@@ -68,8 +68,8 @@ class UnreadStep:
     def read(self, former: float) -> tuple[StepResult, float, float]:
         """Return the result, the seconds that the step took, and when it was done.
 
-        By the device's own clock: a host that is late reads two ends at once. Where it keeps none, by the
-        host's; ``former``: when the step before it was done, before which the device has not begun this one.
+        Use the device's clock, since a late host reads the ends of two steps at once; without a device clock
+        use the host's. ``former``: the end of the step before, at which the device began this one.
         """
         result = self.result.read()
         done = time.perf_counter()
@@ -84,9 +84,9 @@ class Trainer:
     """One run on one rank; the worker passes in all that it needs.
 
     ``lr`` is a pure function of the 0-based step. ``evaluate`` and ``saves`` are collective: every rank calls
-    them at the same step. ``late``: the numbers of a step are read, recorded and checked while the next one
-    runs, if the device can copy them meanwhile. Before a save, an evaluation, a stop and the end, and if the
-    next step fails, they are read first. Between steps the ranks agree on what their hooks ask for.
+    them at the same step. ``late``: the results of a step are read, recorded and checked while the next step
+    runs, if the device can copy them meanwhile. They are read first before a save, an evaluation, a stop and
+    the end, and if the next step fails. Between steps the ranks agree on the requests of their hooks.
     """
 
     runner: Runner
@@ -124,8 +124,8 @@ class Trainer:
     def train(self) -> str:
         """Train to the end. Collective.
 
-        Returns ``completed``, ``early_stopped`` or (by a signal) ``stopped``, both with a checkpoint. A run
-        that was resumed after its last step, or after it was ended early, trains nothing.
+        Returns ``completed``, ``early_stopped`` or (by a signal) ``stopped``; the last two leave a
+        checkpoint. A run that was resumed after its last step, or after it was ended early, trains nothing.
         """
         if (ended := self.ended()) is not None:
             return ended
@@ -147,7 +147,7 @@ class Trainer:
         return "completed"
 
     def ended(self) -> str | None:
-        """Return how the run had ended already when it was resumed; None if something is left to train."""
+        """Return how the resumed run had already ended; None if steps are left."""
         if self.state.step >= self.cadence.total_steps:
             return "completed"
         early = self.state.stopped_by_callback or self.best.exhausted(self.state)
@@ -177,7 +177,7 @@ class Trainer:
             self._record()
 
     def _record(self) -> None:
-        """Record and check the step that ``state.step`` names, unless that was done."""
+        """Record and check step ``state.step``, unless that was done."""
         if self._unread is None:
             return
         step, self._unread = self._unread, None
@@ -214,9 +214,9 @@ class Trainer:
 
     @contextlib.contextmanager
     def _nothing_lost(self) -> Iterator[None]:
-        """If a step fails, the one before it is recorded, and named if it was the first that went wrong.
+        """Inside, if a step fails, record the step before it, and report that one if it went wrong first.
 
-        Where no answers can be had, what is trained is saved.
+        If no answers can be generated, save the trained state.
         """
         try:
             yield
@@ -231,7 +231,7 @@ class Trainer:
             raise
 
     def _report(self, step: int, report: Report, result: StepResult, seconds: float) -> StepResult:
-        """Emit the report of what preceded a step, and return the step's result with its metrics added."""
+        """Emit the report of the work before a step, and return the step's result with its metrics added."""
         for note in report.notes:
             self.hooks.note(note)
         if report.samples:
@@ -276,7 +276,7 @@ class Trainer:
         return metrics
 
     def _save(self, saves: RunCheckpointer, step: int, *, must_succeed: bool) -> None:
-        """Save a checkpoint, or begin to; at most one save is under way."""
+        """Save a checkpoint, or start a save; at most one save runs at a time."""
         self._record()
         self.hooks.doing(step, SAVE)
         self._settle(wait=True)
@@ -293,7 +293,8 @@ class Trainer:
             self._counted(lambda: saves.settle(wait=wait), must_succeed=must_succeed)
 
     def _counted(self, work: Callable[[], bool], *, must_succeed: bool) -> None:
-        """Run a part of a save, which says whether a checkpoint has become durable.
+        """Run ``work``, a part of a save that returns whether a checkpoint has become durable; count
+        failures.
 
         A failure never touches earlier ones; training continues until MAX_FAILED_SAVES in a row.
         """
@@ -309,7 +310,7 @@ class Trainer:
 
 
 def ended_early(trainer: Trainer) -> str:
-    """Say why a run ended before its last step, other than by a signal."""
+    """Return why a run ended before its last step, other than by a signal."""
     why = (
         "a callback requested it"
         if trainer.state.stopped_by_callback

@@ -106,7 +106,7 @@ class Epochs:
 
 
 class CountedRows(Protocol):
-    """Rows as the steps of an epoch are counted by them."""
+    """The number of rows in each epoch, for counting steps."""
 
     def num_rows(self, epoch: int) -> int: ...
 
@@ -204,8 +204,8 @@ AHEAD = 2  # items per thread unless configured, as in torch's DataLoader
 
 @dataclass(frozen=True)
 class Prefetcher:
-    """``workers`` threads prefetch ``ahead`` items each (0 workers: items are made on demand); with ``pin``
-    batches are in pinned memory for ``device``.
+    """``workers`` threads prefetch ``ahead`` items each (without workers items are made on demand); with
+    ``pin`` batches are in pinned memory for ``device``.
     """
 
     workers: int = 0

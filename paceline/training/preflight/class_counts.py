@@ -16,7 +16,8 @@ Label = str | int
 def with_head(
     rows: Iterable[Sequence[Label]], options: ClassificationOptions, head: Sequence[str], where: str
 ) -> ClassificationOptions:
-    """Return the options with the classes of the trained ``head`` that training starts from, if without any.
+    """Return the options; if they name no classes, with those of the trained ``head`` that training starts
+    from.
 
     Each row of the head keeps its class, whatever the order of names in the data. Raises DataError if there
     are other classes than the head has.
@@ -53,8 +54,8 @@ def class_numbers(
     """Map each label to its class number.
 
     The order is that of ``labels`` in the config; without it numeric labels are their own number, and names
-    are sorted. Raises DataError for labels that do not match ``options``; of some rows (not ``all_rows``)
-    only what further rows cannot mend.
+    are sorted. Raises DataError for labels that do not match ``options``; if these are not ``all_rows``, only
+    for errors that further rows cannot fix.
     """
     labels_of_rows: set[Label] = {label for labels in rows for label in labels}
     # The config names the classes: by name or by number
@@ -112,9 +113,9 @@ def class_numbers(
 def empty_classes(
     rows: Iterable[Sequence[Label]], options: ClassificationOptions, where: str, *, all_rows: bool = True
 ) -> Iterator[Diagnostic]:
-    """Warn of class numbers with gaps where only the largest says how many classes there are.
+    """Warn of unused class numbers where the largest number alone sets the number of classes.
 
-    Of some rows (not ``all_rows``) only where most classes have none.
+    If these are not ``all_rows``, warn only if most classes are unused.
     """
     labels_of_rows = {label for labels in rows for label in labels}
     if not labels_of_rows or options.labels or options.num_labels or not _plain(labels_of_rows):

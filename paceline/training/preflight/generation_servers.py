@@ -1,4 +1,4 @@
-"""Ask generation servers before the start what the run needs of them. No torch."""
+"""Check before the start that the generation servers fit the run. No torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def missing_key(name: str | None, environ: Mapping[str, str]) -> Diagnostic | No
 def check_servers(
     options: RolloutOptions, max_length: int, environ: Mapping[str, str], policy: SentPolicy | None = None
 ) -> Iterator[Diagnostic]:
-    """Yield what stands against each server: address, key, model, length, weights, log-probabilities; and the
+    """Yield each server's problems: address, key, model, length, weights, log-probabilities. Also yield the
     way by which all of them get the weights of ``policy``.
 
     One that does not answer is a warning: it may start later. ``max_length``: tokens of prompt and answer.
@@ -44,7 +44,7 @@ def check_servers(
 
 
 def check_judge(url: str) -> Iterator[Diagnostic]:
-    """Warn of a judge's server that does not answer; whatever it answers, it is there."""
+    """Warn of a judge's server that does not answer; any answer is enough."""
     import httpx
 
     try:
@@ -101,7 +101,7 @@ class _Server:
             yield from self._settings(settings)
 
     def _models(self, answer: httpx.Response) -> Iterator[Diagnostic]:
-        """Yield a finding where the server does not serve the model, or for shorter texts than the run's."""
+        """Yield a finding if the server lacks the model, or was started for shorter texts than the run's."""
         served = _json(answer).get("data")
         if not isinstance(served, list):
             yield generation_codes.ROLLOUT_SERVER_STATUS(
@@ -133,7 +133,7 @@ class _Server:
             )
 
     def _settings(self, answer: httpx.Response) -> Iterator[Diagnostic]:
-        """Yield a finding where the server takes no weights, or gives other log-probabilities."""
+        """Yield a finding if the server cannot load weights, or returns other log-probabilities."""
         if answer.status_code != 200:
             yield codes.ROLLOUT_SERVER_UNFIT(
                 self.where,

@@ -166,7 +166,7 @@ def _labels(config: Config) -> Iterator[Diagnostic]:
 def _enough_rows(config: Config, plan: Plan | None) -> Iterable[Diagnostic]:
     """Check that there is a row for each data-parallel rank and, with ``dataloader_drop_last``, for a step.
 
-    Where all rows are read here: packing makes no more of them, a weight repeats them.
+    Only if all rows are read here: packing never adds rows, a weight repeats them.
     """
     reading, training = reading_of(config), config.training
     if plan is None or algorithm_spec(training.algorithm).on_policy:
@@ -246,7 +246,7 @@ def _rollout(config: Config, environ: Mapping[str, str], plan: Plan | None) -> I
 
 
 def _templates(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
-    """Warn of each further model whose own chat template is not the one in which it is asked."""
+    """Warn of each further model whose own chat template differs from the run's, which its inputs use."""
     if formats and not rendered(formats):
         return
     for name, key in models_named(config.training).items():

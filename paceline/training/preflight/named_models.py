@@ -24,7 +24,8 @@ def other_tokens(name: str, tokenizer: Path) -> str:
 
 
 def check_tokens(name: str, tokenizer: Path, where: str, role: str, *, whole: bool) -> None:
-    """Raise ConfigError unless a token id that ``name``, the model of a role, knows is the same text to it.
+    """Raise ConfigError unless each token id of ``name``, the model of ``role``, stands for the same text as
+    in this run's tokenizer.
 
     ``whole``: the vocabularies must be equal, as for distributions over them.
     """
@@ -41,7 +42,7 @@ def check_tokens(name: str, tokenizer: Path, where: str, role: str, *, whole: bo
 
 
 def has_tokenizer(name: str) -> bool:
-    """Whether a model can be asked for its tokens: a hub name, or a folder with a tokenizer's files."""
+    """Whether a model may have a tokenizer: a hub name, or a folder with a tokenizer's files."""
     folder = Path(name).expanduser()
     return not folder.is_dir() or any(folder.glob("tokenizer*"))
 

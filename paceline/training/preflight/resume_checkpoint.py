@@ -125,7 +125,7 @@ def _same_training(
 
 
 def _other_rows(config: Config, plan: Plan, saved: JsonObject) -> Iterator[Diagnostic]:
-    """Find a drawn model that has another vocabulary than the checkpoint's, whose rows cannot be read."""
+    """Find a randomly initialised model whose vocabulary differs from the checkpoint's."""
     before, now = saved.get("vocab_size"), plan.shape.vocab if plan.shape else None
     if (
         config.model.config
@@ -142,7 +142,7 @@ def _other_rows(config: Config, plan: Plan, saved: JsonObject) -> Iterator[Diagn
 
 
 def _is_elsewhere(where: str, url: str | None, run: RunDir) -> bool:
-    """Whether what to resume from is not on this disk yet, but at a URL, as it seems."""
+    """Whether the checkpoint to resume from seems to be at a URL and not on this disk yet."""
     if is_url(where):
         with suppress(ValueError):  # the rules name it
             return not run.fetched(parse_url(where).folder_name).is_dir()

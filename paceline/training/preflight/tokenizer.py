@@ -1,4 +1,4 @@
-"""The tokenizer before a start: what its files leave open, and the trial that loads it. No torch.
+"""Checks of the tokenizer before a start: questions that its files leave open, and a trial load. No torch.
 
 The trial loads it as the preparation does: end of text, offsets, the template's masks and cost, a reward
 model's tokens.
@@ -86,9 +86,9 @@ def readers_of(config: Config) -> list[Reader]:
 
 
 def try_tokenizer(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
-    """Yield what the preparation would warn about or refuse before it reads rows; these have ``formats``.
+    """Yield the warnings and refusals of the preparation before it reads rows; rows have ``formats``.
 
-    Also the rows that ``data.max_length`` would end the start for.
+    Also yield the rows that ``data.max_length`` would refuse.
     """
     key = "model.tokenizer" if config.model.tokenizer else "model.name_or_path"
     for part in (_rendering, _judging):

@@ -45,7 +45,8 @@ from paceline.training.preflight.tokenizer import open_questions
 
 
 class TrialRequest(TypedDict):
-    """What the parent asks (``launch.preflight.child_checks``); with ``doubt`` nothing else."""
+    """The parent's request (``launch.preflight.child_checks``); with ``doubt`` (config keys) only checks that
+    do not depend on them."""
 
     config: JsonObject
     plan: JsonObject | None
@@ -182,7 +183,7 @@ def _strategy(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 
 def _algorithm(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
-    """Load the user's own algorithm; an offline one is also built with its options."""
+    """Load the user's own algorithm; one that is not on-policy is also built with its options."""
     from paceline.algorithms.algorithm import algorithm_class
 
     spec = algorithm_spec(config.training.algorithm)

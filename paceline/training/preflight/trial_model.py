@@ -1,6 +1,6 @@
 """Build the planned model without storage and check attention, wrap classes, splits and targets.
 
-Pipeline stages are checked on a small sibling with weights.
+Pipeline stages are checked on a shrunken copy with weights.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STAGES = 2  # of a small sibling: whether the class can be split does not depen
 
 
 def try_model(config: Config, plan: Plan) -> Iterator[Diagnostic]:
-    """Yield what the model's class, or its tokenizer, cannot do of what the plan asks."""
+    """Yield the plan's requirements that the model's class or tokenizer cannot meet."""
     # Config and tokenizer: without the former there is nothing to build
     try:
         load_hf_config(config.model)
@@ -94,7 +94,7 @@ def _not_built(config: Config, error: Exception) -> Diagnostic:
 
 
 def _numbers(config: Config, plan: Plan, root: RootModule) -> None:
-    """Reject numbers that every class accepts but that nothing can be computed with."""
+    """Reject numbers that every class accepts but that give no usable result."""
     if wrong := impossible(model_config(config.model, current())):
         raise ConfigError(
             models_codes.MODELS_BAD_CONFIG(
@@ -192,7 +192,8 @@ def _answers(config: Config, plan: Plan, root: RootModule) -> None:
 
 
 def _stages(config: Config, plan: Plan, root: RootModule) -> None:
-    """Split a small sibling with real weights and compare: on the meta device there is nothing to compare."""
+    """Split a shrunken copy with real weights and compare outputs: the meta device has no values to
+    compare."""
     if plan.mesh.pp == 1:
         return
     values = {**load_hf_config(config.model).to_dict()}

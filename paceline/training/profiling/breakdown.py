@@ -1,4 +1,4 @@
-"""What a recorded step spent its time on, by kind of layer, as numbers and in words."""
+"""The time of a recorded step by kind of layer, as numbers and in words."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _sums(ops: Sequence[Op]) -> tuple[dict[str, float], dict[str, tuple[float, i
 def _layers_of_forward(ops: Sequence[Op]) -> dict[int, str]:
     """Return the layer of each number that autograd gave in the forward.
 
-    An operation records the number that the next node gets: the last with a number is the one that took it.
+    An operation records the number of the next autograd node, so the last operation with a number owns it.
     """
     layers: dict[int, str] = {}
     for op in sorted(ops, key=lambda op: op.start):
@@ -125,7 +125,7 @@ def _scope(op: Op) -> tuple[str | None, Op | None]:
 
 
 def layer_of(op: Op, forward: Mapping[int, str]) -> str:
-    """Return the kind of layer that ``op`` works for, also in its backward; else what part of the step."""
+    """Return the kind of layer to which ``op`` belongs, also in its backward; else the part of the step."""
     current: Op | None = op
     while current is not None:
         if current.name.startswith(_COMMUNICATION):

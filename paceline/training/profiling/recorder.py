@@ -1,4 +1,4 @@
-"""Records the steps that ``training.profile`` names, and writes what they spent into ``RUN/profile``."""
+"""Records the steps in ``training.profile``, and writes their profiles into ``RUN/profile``."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def profile_of(
 class Profiles:
     """Records ``steps`` (from 1) of this rank. Outside of them a step passes through ``around`` untouched.
 
-    - ``compiled``: layers are not told apart, since hooks would compile them anew
+    - ``compiled``: layers are not distinguished, since hooks would recompile them
     - ``recomputes``: the backward computes the forward again
     - ``parts``: ranks that share each matrix product
     """
@@ -96,7 +96,7 @@ class Profiles:
 
     @contextmanager
     def around(self, window: Window) -> Iterator[None]:
-        """Record the step of ``window`` if the run requests it; report what goes wrong in the recording."""
+        """Record the step of ``window`` if requested; report errors of the recording."""
         step = window.step + 1
         if step not in self.steps:
             yield
@@ -197,7 +197,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def operations(recorded: profile) -> list[Op]:
-    """Return what torch's profiler has recorded, each event with the one around it."""
+    """Return torch's recorded events, each with the event around it."""
     host = torch.autograd.DeviceType.CPU
     recorded_events: Callable[[], Sequence[FunctionEvent] | None] = recorded.events
     events = list(recorded_events() or ())
@@ -232,7 +232,7 @@ _SHARDED = "FSDP"  # what torch puts before the name of a class that it shards
 
 
 class _OpenScopes(threading.local):
-    """The scopes that are open, of each thread: replicas of a model run in threads."""
+    """The open scopes of each thread, since replicas of a model run in threads."""
 
     def __init__(self) -> None:
         self.stack: list[ExitStack] = []
@@ -240,7 +240,7 @@ class _OpenScopes(threading.local):
 
 class Scopes:
     """Names each module's kind. ``called``: modules whose forward ran; a fused kernel calls only the module
-    around those that it computes.
+    around the fused ones.
     """
 
     def __init__(self, roots: Sequence[RootModule]) -> None:

@@ -1,1 +1,1 @@
-"""What a run tells: console, event log, trackers, the user's callbacks."""
+"""Reports of a run: console, event log, trackers, the user's callbacks."""

@@ -1,7 +1,7 @@
 """The user's callbacks on a rank, each in a separate thread, so that none can hang a training.
 
 Training waits for quick callbacks, so they are called at their step. It no longer waits for a callback that
-takes longer. One that raises is not called again. Both are named.
+takes longer. One that raises is not called again. Both are reported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Report = Callable[[Diagnostic], None]
 
 @dataclass(frozen=True)
 class UserCallback:
-    """A part that the config names: ``module:attr`` and the options for it."""
+    """A callback in the config: ``module:attr`` and its options."""
 
     name: str
     options: Mapping[str, Json] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Callbacks:
             ) from error
 
     def hear(self, event: Event) -> None:
-        """Hand ``event`` to every callback, if it is one of those that callbacks get."""
+        """Pass ``event`` to every callback, if callbacks get this kind."""
         if type(event) not in METHODS or not self._running:
             return
         event = read_only(event)
@@ -113,7 +113,7 @@ class Callbacks:
         return bool(self._stopped_by)
 
     def close(self) -> None:
-        """End the threads; callbacks that still have events to hear get END_SECONDS together."""
+        """End the threads; callbacks with pending events get END_SECONDS in all."""
         until = time.monotonic() + END_SECONDS
         for thread in self._running:
             thread.end()
@@ -123,7 +123,7 @@ class Callbacks:
         self._running = []
 
     def _report_news(self, thread: _CallbackThread) -> None:
-        """Report what has happened to a callback since the last call."""
+        """Report a callback's errors and delays since the last call."""
         error, slow = thread.news()
         if error is not None:
             what = (
@@ -200,7 +200,7 @@ class _CallbackThread:
             self.slow = f"still busy {END_SECONDS:g} s after the end of the run"
 
     def news(self) -> tuple[BaseException | None, str]:
-        """Return (what it has raised, how it is slow), each once."""
+        """Return (its exception, its delay), each once."""
         reported, self._reported = self._reported, (self.error, self.slow)
         return (self.error if reported[0] is None else None), (self.slow if self.slow != reported[1] else "")
 
@@ -224,7 +224,7 @@ class LossWatchdog:
 
         callbacks: [{name: "paceline.extend:LossWatchdog", options: {threshold: 5.0}}]
 
-    A loss that is no number ends every run by itself.
+    A non-finite loss ends every run anyway.
     """
 
     should_stop = False
@@ -235,6 +235,6 @@ class LossWatchdog:
         self.threshold, self.patience, self._above = threshold, patience, 0
 
     def on_step_end(self, event: Step) -> None:
-        """Count the step if its loss is too high; begin anew if it is not."""
+        """Count the step if its loss is too high; otherwise reset the count."""
         self._above = self._above + 1 if event.loss > self.threshold else 0
         self.should_stop = self._above >= self.patience

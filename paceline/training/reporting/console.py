@@ -181,7 +181,7 @@ def _wrapped(text: str, width: int) -> str:
 def _numbers(event: Step, width: int) -> list[tuple[str, str]]:
     """Return the second line of the bar: dim names, bright values.
 
-    Those that do not fit ``width`` are left out whole, from the end; why a step was skipped is not.
+    Numbers that do not fit ``width`` are left out, from the end; the reason of a skipped step always stays.
     """
     values = [("loss", f"{event.loss:.4f}"), ("lr", f"{event.lr:.2e}")]
     if event.grad_norm is not None:
@@ -218,7 +218,7 @@ def print_summary(
     verbose: bool = False,
     hurries: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Print where the result is, and ``commands``. The run is finished and saved, so nothing can harm it.
+    """Print where the result is, and ``commands``. The run is already saved, so an error here does no harm.
 
     ``hurries``: whether a signal asks to end, which cuts the drawing short.
     """

@@ -151,7 +151,7 @@ class Observers:
             self.note(gone)
 
     def _warn(self, diagnostic: Diagnostic) -> None:
-        """Report what the logs themselves cannot: on the console, or on stderr for other ranks than 0."""
+        """Report problems of the logs themselves: on the console, or on stderr for ranks other than 0."""
         if self.console is not None:
             self.console.note(diagnostic)
         else:

@@ -1,6 +1,6 @@
 """TensorBoard, wandb, MLflow, SwanLab and Trackio, each as a few calls of its own package.
 
-Their packages are imported when one is made, which is in its thread; ``opened`` has imported them before.
+A backend imports its package when it is created, in its thread; ``open_trackers`` has already imported it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Wandb(_Stepwise):
 class MLflow:
     """MLflow, to the server or database of MLFLOW_TRACKING_URI; without it a database in ``RUN/mlflow``.
 
-    Through its client, since the run that ``mlflow.start_run`` makes belongs to one thread.
+    Uses MLflow's client, since a run of ``mlflow.start_run`` belongs to one thread.
     """
 
     imports = "mlflow"
@@ -138,7 +138,7 @@ class SwanLab(_Stepwise):
 
 
 class Trackio(_Stepwise):
-    """Trackio, where it keeps its projects (TRACKIO_DIR), or in the Space of TRACKIO_SPACE_ID."""
+    """Trackio, into its folder of projects (TRACKIO_DIR) or the Space of TRACKIO_SPACE_ID."""
 
     imports = "trackio"
 
@@ -162,7 +162,7 @@ ADAPTERS: Mapping[str, type[TensorBoard | Wandb | MLflow | SwanLab | Trackio]] =
 
 
 def _allowed(name: str) -> str:
-    """Return ``name`` as MLflow takes it."""
+    """Return ``name`` with only characters that MLflow allows."""
     return re.sub(r"[^\w\-. /]", "_", name)[:250]
 
 
@@ -188,7 +188,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is made with; texts are redacted."""
+    """The arguments of a tracker; texts are redacted."""
 
     run: RunDir
     name: str

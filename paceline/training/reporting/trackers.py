@@ -26,7 +26,7 @@ MOST_WAITING = 1000  # points that wait for a tracker; further ones are dropped
 
 
 class TrackerThread:
-    """Hands points to one tracker. Nothing here waits, but for ``join``."""
+    """Passes points to one tracker. Only ``join`` waits."""
 
     def __init__(self, name: str, make: Callable[[], Tracker], capacity: int = MOST_WAITING) -> None:
         self.name = name
@@ -58,7 +58,7 @@ class TrackerThread:
         return 0.0 if since is None else time.monotonic() - since
 
     def end(self, seconds: float) -> None:
-        """Let it send for ``seconds`` what waits, then close the tracker."""
+        """Let it send queued points for ``seconds``, then close the tracker."""
         with self._changed:
             self._ends = time.monotonic() + seconds
             self._changed.notify()
@@ -73,7 +73,7 @@ class TrackerThread:
 
     @property
     def unsent(self) -> int:
-        """Points that the tracker has not got: dropped, skipped at the end, or still waiting."""
+        """The number of points that the tracker did not get: dropped, skipped at the end, or still queued."""
         return self.dropped + self.skipped + len(self._waiting)
 
     def _run(self) -> None:
@@ -128,13 +128,14 @@ class Trackers:
         return tuple(thread.name for thread in self._threads)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Hand a point to every tracker, and report what has happened to them since."""
+        """Pass a point to every tracker, and report their failures since the last call."""
         for thread in self._threads:
             thread.give(step, values)
             self._report_news(thread)
 
     def close(self) -> None:
-        """Let each send what waits and close; one that is silent for as long already is not waited for."""
+        """Let each tracker send its queue and close; do not wait for one that is already silent for that
+        long."""
         begun = time.monotonic()
         for thread in self._threads:
             thread.end(END_SECONDS / 2)
@@ -221,8 +222,8 @@ def open_trackers(
 ) -> Trackers:
     """Return the trackers of ``report_to``, each in its thread; ``report`` gets their failures.
 
-    Packages are imported here, before the first step and by the thread that trains: an import in another
-    thread could meet half-imported modules. All else of a tracker happens in its thread.
+    Packages are imported here, before the first step and in the training thread: an import in another thread
+    could see half-imported modules. Everything else runs in the tracker's thread.
     """
     threads: list[TrackerThread] = []
     for name in names_of(tuple(report_to)):

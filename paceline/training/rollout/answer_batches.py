@@ -1,4 +1,4 @@
-"""Micro-batches of answers: made of sampled tokens, written to a checkpoint, read from it.
+"""Micro-batches of answers: built from sampled tokens, saved in a checkpoint, restored from it.
 
 A prompt and its answer are one document, with the sampled tokens as labels. A run that stops between two
 steps on the same answers resumes bit for bit.
@@ -108,7 +108,7 @@ def _whole(name: str, tensor: Tensor) -> Shard:
 
 
 def read_batch(reader: ShardReader, first: int, count: int, fields: Sequence[str]) -> Batch:
-    """Read the micro-batch of ``count`` answers from place ``first`` on, with the token fields ``fields``."""
+    """Read the micro-batch of ``count`` answers from index ``first`` on, with the token fields ``fields``."""
     places = range(first, first + count)
 
     def read(name: str) -> list[Tensor]:

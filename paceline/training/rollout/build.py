@@ -76,7 +76,7 @@ def sampling_exact(options: RolloutOptions, compute: str) -> bool:
 def largest_gap(training: TrainingSection, compute: str) -> float | None:
     """Return the mean difference of log-probabilities, sampled and trained, above which a run ends, in nats.
 
-    None where a server's are those after top-k and top-p, and the config gives no number.
+    None if a server's log-probabilities are those after top-k and top-p, and the config sets no number.
     """
     options = training.rollout or RolloutOptions()
     cut = bool(options.all_servers) and (options.top_p < 1.0 or options.top_k > 0)
@@ -171,7 +171,7 @@ class RolloutSetup:
         )
 
     def generator(self, dtype: torch.dtype) -> RolloutGenerator:
-        """Return what generates and scores answers."""
+        """Return the generator, which also scores answers."""
         policy = self.handles[self.algorithm.trains[0]]
         tokenizer = open_tokenizer(TokenizerSpec(str(self.prepared.tokenizer_path)))
         return RolloutGenerator(
@@ -202,7 +202,7 @@ class RolloutSetup:
                 raise ConfigError(codes.REWARDS_CODE_TESTS("training.rollout.rewards", text))
 
     def columns_of(self, table: TokenTable) -> set[str]:
-        """Return the names of all rows' columns. Collective, if a reward is the user's own."""
+        """Return the column names of all rows. Collective if a reward is the user's own."""
         if not self.scorer.calls_own:
             return set()
         share = range(self.world.rank, len(table), self.world.world_size)
@@ -243,8 +243,8 @@ class RolloutSetup:
 
 
 def local_engine(root: RootModule, prepared: Prepared, strategy: Strategy, rows: int) -> LocalEngine:
-    """This process's own model, as ``Strategy.generating`` yields it; it answers ``rows`` prompts
-    together.
+    """Return an engine over this process's model, as ``Strategy.generating`` yields it; it answers ``rows``
+    prompts together.
     """
     return LocalEngine(
         root.hf,

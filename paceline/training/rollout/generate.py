@@ -39,7 +39,7 @@ OpenEngine = Callable[[RootModule], GenerationEngine]  # of what ``Strategy.gene
 class RolloutGenerator:
     """Generates and scores answers. ``clock`` holds the seconds of each phase since it was last restarted.
 
-    ``servers``: they write the answers, if there are any.
+    ``servers``: the servers that write the answers, if any.
     """
 
     strategy: Strategy
@@ -229,8 +229,8 @@ class RewardModel:
     def document(self, prompt: Sequence[int], completion: Completion) -> tuple[int, ...]:
         """Return the tokens to score: prompt and answer, closed as training closes a row.
 
-        TRL's GRPOTrainer renders the conversation with the answer, too. What does not fit is left out, as
-        training cuts its rows.
+        TRL's GRPOTrainer also renders the conversation with the answer. Longer documents are truncated, as in
+        training.
         """
         closing = self.closing[1:] if completion.ended else self.closing
         return (*prompt, *completion.tokens, *closing)[

@@ -71,7 +71,7 @@ class PromptSampler:
     """The prompt of each group of the current rollout (``prompts_of_groups``), the same on every rank.
 
     Without ``again``, group g of rollout ``number`` of an epoch gets prompt number · groups + g of that
-    epoch's order, if it exists. With it, prompts are taken sequentially, on into the next epoch. A group
+    epoch's order, if it exists. With it, prompts are taken in order, continuing into the next epoch. A group
     without a learning signal gets the next prompt (DAPO's dynamic sampling, Yu et al. 2025, arXiv:2503.14476,
     § 3.2): the next prompt then depends on how many were taken, which a checkpoint keeps (``state``).
     """
@@ -101,7 +101,7 @@ class PromptSampler:
 
     @contextmanager
     def undone_by(self, error: type[Exception]) -> Iterator[None]:
-        """Inside, ``error`` takes back what was drawn: a checkpoint saved then begins with that rollout."""
+        """Inside, undo the draws if ``error`` is raised: a checkpoint saved then starts with that rollout."""
         before = self._next, list(self.prompts_of_groups)
         try:
             yield

@@ -1,5 +1,5 @@
-"""On-policy distillation: of some rows the model writes the answer itself, with the weights of the step
-that learns from it.
+"""On-policy distillation: the model generates the answers of some rows itself, with the weights of the step
+that learns from them.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Documents = list[NDArray[np.int32]]
 @dataclass
 class OwnAnswers:
     """The windows of ``rows``, with answers of the model's own in a ``fraction`` of the documents (Agarwal et
-    al. 2023, arXiv:2306.13649, algorithm 1, where the draw is one of a whole batch).
+    al. 2023, arXiv:2306.13649, algorithm 1, which draws once for a whole batch).
 
-    Whether a document is answered, and by which noise, follows from (seed, epoch, document) alone. The answer
-    is written with the weights before the window's step. So it is the same on any number of ranks, under any
-    split of a step and after a resume, with nothing more in a checkpoint. A document without a prompt stays
-    as it is.
+    The choice of a document and its noise follow from (seed, epoch, document) alone. The answer is generated
+    with the weights before the window's step. So it is the same on any number of ranks, under any split of a
+    step and after a resume, without further state in a checkpoint. A document without a prompt stays as it
+    is.
     """
 
     rows: WindowSource
@@ -67,20 +67,20 @@ class OwnAnswers:
                 yield self.answered(window)
 
     def filler(self) -> Batch:
-        """A micro-batch that weighs nothing."""
+        """Return a micro-batch of weight 0."""
         return self.rows.filler()
 
     def state(self) -> JsonObject:
-        """Nothing: answers follow from step and weights."""
+        """Return no state: answers follow from step and weights."""
         return self.rows.state()
 
     def shards(self, step: int) -> Iterator[Shard]:
-        """Nothing to keep except the position."""
+        """Yield nothing: only the position must be kept."""
         yield from self.rows.shards(step)
 
     def answered(self, window: Window) -> Window:
-        """``window`` with the chosen documents' answers replaced. Collective: a rank of which none is
-        chosen takes part.
+        """Return ``window`` with the chosen documents' answers replaced. Collective, also for a rank without
+        chosen documents.
         """
         begun = self.clock()
         requests: dict[tuple[int, int], Request] = {}
@@ -126,7 +126,7 @@ def chosen(seed: int, epoch: int, document: int, fraction: float) -> bool:
 
 
 def coded_documents(batch: Batch) -> Documents:
-    """The documents of a batch as a token table codes them: a token that is learnt as itself, another as
+    """Return the documents of a batch in a token table's encoding: a token with loss as itself, another as
     its complement.
     """
     ids = batch.input_ids[0].numpy().astype(np.int32)
@@ -136,7 +136,8 @@ def coded_documents(batch: Batch) -> Documents:
 
 
 def prompt_length(document: NDArray[np.int32]) -> int:
-    """Tokens before the last run of learnt ones; 0 where there is no such run, or no prompt before it."""
+    """Return the number of tokens before the last run of tokens with loss; 0 without such a run, or without a
+    prompt before it."""
     labelled = np.flatnonzero(document >= 0)
     if not len(labelled):
         return 0
@@ -154,8 +155,8 @@ def own_answers(
     strategy: Strategy,
     policy: Handle,
 ) -> OwnAnswers:
-    """The windows of a run as its config wants them answered. Raises DataError where no row of ``source``
-    has a prompt.
+    """Return the windows of a run, with generated answers if the config asks for them. Raises DataError where
+    no row of ``source`` has a prompt.
     """
     spec = algorithm_spec(plan.algorithm)
     options = spec.generation(training)

@@ -46,7 +46,7 @@ class Rollout:
 class RolloutWindows:
     """The windows of one rank from global step ``start`` on; each rollout uses the weights at its beginning.
 
-    Answer p of a rollout is sample p mod group of the prompt of group p div group (``draws``), on any rank.
+    Answer p of a rollout is sample p % group of the prompt of group p // group (``draws``), on any rank.
     Its noise depends only on (seed, epoch, prompt, sample). ``is_group_leader``: this rank contributes the
     numbers of its group of ranks that see the same rows. ``filter_groups``: prompts whose answers all score
     the same are reported but not trained on; up to ``max_redraws`` times they are first replaced by other
@@ -100,7 +100,7 @@ class RolloutWindows:
         )
 
     def _no_labels(self) -> str:
-        """Return what to do about a step whose answers were all left out."""
+        """Return the remedy for a step whose answers were all left out."""
         if not self.filter_groups:
             return "use a reward that scores the answers: no reward scored any of them"
         return (
@@ -269,7 +269,8 @@ class RolloutWindows:
         return RolloutRewards.of(total.view_as(table), labels)
 
     def _answer(self, place: int, drawn: ScoredRollout, kept: Tensor) -> Answer | None:
-        """Return what is trained on at a place; None beyond the end, and where ``kept`` [R] is false."""
+        """Return the answer to train on at ``place``; None beyond the end, and where ``kept`` [R] is
+        false."""
         owner, request, completion = drawn.written[place]
         if owner < 0 or not bool(kept[place]):
             return None
@@ -281,8 +282,8 @@ class RolloutWindows:
         )
 
     def _batches(self, answers: Mapping[int, Answer | None]) -> list[list[Batch]]:
-        """Return micro-batches by update and micro-step, with the precomputed fields, by the weights that
-        have written the answers.
+        """Return micro-batches by update and micro-step, with the fields precomputed by the weights that
+        generated the answers.
 
         Collective: equal forwards on all ranks.
         """

@@ -45,7 +45,7 @@ class RolloutRewards:
         return RolloutRewards(table[0] > 0, table[1], table[2] > 0, numbers[0], is_known[0], numbers[1:])
 
     def only(self, there: Tensor) -> RolloutRewards:
-        """Return the places where ``there`` (bool [R]) is true."""
+        """Return the entries where ``there`` (bool [R]) is true."""
         return RolloutRewards(*[values[..., there] for values in self._fields()])
 
     def replaced(self, other: RolloutRewards, there: Tensor) -> RolloutRewards:
@@ -123,7 +123,7 @@ _HALF_A_CHARACTER = "\ufffd"  # what a tokenizer writes for bytes that are no wh
 
 @dataclass(frozen=True)
 class LoggedCompletions:
-    """Answers of one rank of which some are shown: ``samples``, their ``scored``, their ``completions``."""
+    """Answers of one rank, some of which are logged: ``samples``, their ``scored``, their ``completions``."""
 
     samples: Sequence[Sample]
     scored: Scored
@@ -159,7 +159,7 @@ class LoggedCompletions:
 def token_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], text: str) -> list[int]:
     """Return, for each token up to the end of ``text``, the characters of ``text`` up to its end.
 
-    A character that several tokens make belongs to the last of them. [] where the joined texts of the tokens
+    A character made of several tokens belongs to the last of them. [] where the joined texts of the tokens
     are not ``text``.
     """
 
@@ -191,9 +191,9 @@ def _shown(value: float) -> float | None:
 class ScoredRollout:
     """``written``: this rank's answers by place in the rollout, each with its prompt's document and request.
 
-    ``judged``: the scores of all ranks. ``shown``: the answers of the first draw, of which a log shows some;
+    ``judged``: the scores of all ranks. ``shown``: the answers of the first draw, some of which are logged;
     ``problems``: the rewards' warnings. ``compare`` fills ``advantages`` [R] and ``spread`` [R]. ``before``
-    keeps what was replaced, so that metrics cover all generated answers and not only those with a gradient.
+    keeps replaced answers, so that metrics cover all generated answers and not only those with a gradient.
     """
 
     written: dict[int, tuple[int, Request, Completion]]

@@ -42,14 +42,14 @@ Out = dict[int, Diagnostic]  # the servers that are not asked, by place, and why
 class RolloutServers:
     """Opens an engine over the servers ``options``.
 
-    ``open`` is collective and returns when the servers that are asked use the weights of ``root``. One that
-    fails is left out, and taken back once it has loaded the weights.
+    ``open`` is collective and returns when all servers in use have the weights of ``root``. A server that
+    fails is left out until it has loaded the weights.
 
     positions  tokens of prompt and answer
-    verifies   compare what servers compute with the model after each change (``WeightProbe``)
-    wanted     the way of the weights, or ``auto``; ``policy`` is what decides it, ``sharing`` how ranks hold
-               the model
-    notes      on rank 0, what became of servers since it was emptied
+    verifies   compare the servers with the model after each change of weights (``WeightProbe``)
+    wanted     the way of the weights, or ``auto``; ``policy`` decides it, ``sharing`` is how ranks hold the
+               model
+    notes      on rank 0, changes of the servers' state since it was emptied
     """
 
     options: Sequence[ServerOptions]
@@ -169,7 +169,8 @@ class RolloutServers:
         return from_json(self.world.broadcast_json(to_json(out)))
 
     def _send(self, root: RootModule, out: Out, places: Collection[int] | None = None) -> Out:
-        """Have the servers at ``places`` (all) load the weights; return those that are out. Collective."""
+        """Have the servers at ``places`` (default: all) load the weights; return the servers that are out.
+        Collective."""
         chosen: list[int] = []
         failed: dict[int, PacelineError] = {}
         if self.world.rank == 0:
@@ -206,7 +207,7 @@ class RolloutServers:
         return changed(root, [self.sharing.access.own_part(p) for p in parts])
 
     def _there(self, place: int, out: Out) -> bool:
-        """Whether a server is to load weights: it is asked, or answers again."""
+        """Whether a server should load weights: it is in use, or answers again."""
         if place not in out:
             return True
         with suppress(PacelineError):
@@ -217,8 +218,8 @@ class RolloutServers:
     def _compare(
         self, root: RootModule, out: Out, places: Collection[int] | None = None
     ) -> tuple[Out, dict[int, ServerScores], dict[int, Gap]]:
-        """Return the servers that are out, what the others at ``places`` (all) answer, and how far that is
-        from the model. Collective.
+        """Return the servers that are out, the scores of the others at ``places`` (all), and their gaps from
+        the model. Collective.
         """
         answers: dict[int, ServerScores] = {}
         if self.world.rank == 0:
@@ -248,7 +249,8 @@ class RolloutServers:
         }
 
     def _measure(self, root: RootModule, out: Out) -> Out:
-        """Measure the noise between servers and model at θ, θ′, θ; return the servers that are out."""
+        """Measure the gaps between servers and model: with the weights, with changed ones, and with the
+        weights again. Return the servers that are out."""
         gaps: list[dict[int, Gap]] = []
         answers: list[dict[int, ServerScores]] = []
         for changes in (False, True, False):
@@ -265,7 +267,8 @@ class RolloutServers:
         return out
 
     def _verify(self, root: RootModule, out: Out) -> Out:
-        """Compare after a change; what a server has wrong is sent once more. Return those that are out."""
+        """Compare after a change; send the weights once more to a server that differs. Return the servers
+        that are out."""
         for again in (True, False):
             out, answers, gaps = self._compare(root, out)
             wrong = {place: gap for place, gap in gaps.items() if max(gap) > self.probe.limit(place)}
@@ -325,7 +328,7 @@ class RolloutServers:
         return codes.ROLLOUT_WEIGHTS_WRONG(SERVERS, self.pool.engines[place].server.url, why=why)
 
     def _note(self, out: Out) -> None:
-        """Note what has changed for a server since the last notes."""
+        """Add notes on the servers whose state has changed."""
         for place, engine in enumerate(self.pool.engines):
             url, was = engine.server.url, self.noted.pop(place, "")
             if place in out:

@@ -1,8 +1,9 @@
-"""Whether a generation server computes with the weights that it was sent: its log-probabilities of fixed
-texts against the trained model's. The same of the training processes' own engine, for its own first answers.
+"""Check that a generation server uses the weights that it was sent: compare its log-probabilities of fixed
+texts with the model's. For the training processes' own engine, compare its log-probabilities of its first
+answers.
 
-The texts are drawn from a fixed seed. A prefix that fills a block of the server's cache is asked before and
-after each change. Only there does an answer show that comes from a cache that was not reset.
+The texts are drawn from a fixed seed. A prefix that fills a block of the server's cache is scored before and
+after each change: only there would a cache that was not reset show.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ CHANGE = 0.05  # of a norm's weights, or of an adapter's B, for the second of th
 
 @dataclass(frozen=True)
 class GapBounds:
-    """Mean differences of log-probabilities, in nats: the least that is allowed later, the most at the start.
+    """Mean differences of log-probabilities, in nats: the lower bound of a server's later limit, and the
+    largest gap allowed at the start.
 
-    Programs that compute alike differ by the order of their additions: 1e-6 in float32, 0.01 in 16 bit.
+    Equal programs differ by the order of their additions: 1e-6 in float32, 0.01 in 16 bit.
     """
 
     floor: float
@@ -48,7 +50,7 @@ class GapBounds:
 
 @dataclass(frozen=True)
 class ServerScores:
-    """What a server says: log-probabilities [68] of the texts and of the ``tokens`` after the prefix."""
+    """A server's log-probabilities [68] of the texts and of the ``tokens`` after the prefix."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -90,7 +92,8 @@ class WeightProbe:
         return ServerScores(written.tokens, (*logprobs, *written.logprobs.tolist()))
 
     def of_model(self, root: RootModule, written: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Return the model's own, fp32 [68], for each server's tokens. Every rank calls it alike."""
+        """Return the model's log-probabilities, fp32 [68], of each server's tokens. Every rank calls it with
+        the same arguments."""
         fixed = score_texts(root.hf, self.texts, 1, root.computing).flatten()
         after = {
             tokens: score_texts(
@@ -114,13 +117,15 @@ class WeightProbe:
         )
 
     def limit(self, place: int) -> float:
-        """Return the largest gap allowed of a server; of one not measured, the others' largest."""
+        """Return the largest gap allowed for a server; for an unmeasured one, the largest of the others'
+        limits."""
         return self.limits.get(place, max(self.limits.values(), default=self.bounds.most))
 
     def measured(self, place: int, gaps: Sequence[float], returned: float) -> str:
-        """Take the limit from the gaps at θ, θ′, θ; return why the server cannot be trusted, or nothing.
+        """Set the limit from the ``gaps`` with the weights, with changed ones, and with the weights again.
+        Return why the server cannot be trusted, or nothing.
 
-        ``returned``: the mean difference of the server's own answers at the first and at the second θ.
+        ``returned``: the mean difference of the server's own answers between the first and the last.
         """
         first, changed, again = gaps
         noise = max(first, again)
@@ -137,8 +142,8 @@ class WeightProbe:
 
 @dataclass
 class ProvedEngine:
-    """``GenerationEngine`` over the model ``root`` of this process. Of the answers to the first prompt the
-    first tokens are scored once more, by one forward of whole texts.
+    """``GenerationEngine`` over the model ``root`` of this process. The first tokens of the answers to the
+    first prompt are scored again, by one forward of whole texts.
 
     ``most``: the largest mean difference at temperature 1, in nats.
     """
@@ -151,7 +156,7 @@ class ProvedEngine:
     def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
         """Return one completion per request, in order. Collective.
 
-        Raises RolloutInterrupted on every rank if caches or graphs compute otherwise than the model.
+        Raises RolloutInterrupted on every rank if caches or graphs compute other values than the model.
         """
         done = self.engine.generate(requests, sampling)
         answered = [(r, c) for r, c in zip(requests, done, strict=True) if c.tokens]
@@ -176,7 +181,7 @@ class ProvedEngine:
 
 @contextmanager
 def changed(root: RootModule, parts: Sequence[Tensor]) -> Iterator[None]:
-    """Inside, these parts of the weights of ``root`` are others; afterwards the same, bit for bit."""
+    """Inside, change these parts of the weights of ``root``; afterwards restore them bit for bit."""
     kept = [part.clone() for part in parts]
     with torch.no_grad():
         for place, part in enumerate(parts):

@@ -1,8 +1,9 @@
-"""Which layer a generation server has wrong, found without the former weights: layers are muted in turn.
+"""Find the layer whose weights are wrong on a generation server, without the former weights: mute layers in
+turn.
 
-A norm does not see how large the residual is. With embeddings and the matrices that write to the residual
-made ``LOUD`` times as large, a model computes what it did. A layer whose matrices stay as they are is then
-too quiet to matter, whatever a server has in its place.
+A norm removes the residual's scale. So a model computes the same if its embeddings, and all matrices that
+write to the residual, are ``LOUD`` times as large. A layer whose matrices are not scaled is then too small to
+matter, whatever weights the server has for it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ OUTSIDE = "in the embeddings, the last norm or the head"
 
 
 class LoudLayers:
-    """The layers of a model, of which the first ones can be made loud: ``names``, in their order."""
+    """Scales the first layers of a model up by ``LOUD``. ``names``: of all layers, in order."""
 
     def __init__(self, root: RootModule) -> None:
         hf = root.hf
@@ -45,14 +46,14 @@ class LoudLayers:
 
     @property
     def exact(self) -> bool:
-        """Whether every weight can be made loud and quiet again without loss."""
+        """Whether every weight can be scaled up and back without loss."""
         every = [*self.embeddings, *self.norms, *(p for writers in self.writers for p in writers)]
         return all(self.writers) and all(p.is_floating_point() and p.dtype != torch.float16 for p in every)
 
     @contextmanager
     def loud(self, count: int) -> Iterator[None]:
-        """Inside, the first ``count`` layers are loud, and the others do not matter; afterwards all is as
-        before, bit for bit.
+        """Inside, the first ``count`` layers are scaled up, so that the others do not matter; afterwards all
+        weights are restored bit for bit.
         """
         up = [*self.embeddings, *(p for writers in self.writers[:count] for p in writers)]
         self._scale(up, LOUD)
@@ -89,9 +90,9 @@ def writes(name: str) -> bool:
 
 
 def first_wrong(wrong: Callable[[int], bool | None], names: list[str]) -> str:
-    """Return where the first wrong layer is, in words; nothing if it is not found.
+    """Describe where the first wrong layer is; empty if it is not found.
 
-    ``wrong``: whether a server differs with so many layers loud, the others muted; None if it failed.
+    ``wrong``: whether a server differs with so many layers scaled up; None if it failed.
     """
     low, high = 0, len(names)
     if (outside := wrong(0)) or outside is None or not wrong(high):

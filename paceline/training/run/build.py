@@ -81,9 +81,9 @@ from paceline.training.run.reference_logprobs import compute_reference_logprobs
 class RunBuilder:
     """Builds the trainer of one run on one rank.
 
-    ``former`` returns the reader of the checkpoint before a damaged one, or raises its error. ``disks``:
-    which ranks see the same run directory (None: all do). While building, ``columns`` gets extra columns per
-    split, ``classes`` those of a classification, ``notes`` messages for the log.
+    ``former`` returns a reader of the checkpoint before a damaged one, or raises its error. ``disks``: the
+    ranks that share each run directory (None: all share one). While building, ``columns`` gets extra columns
+    per split, ``classes`` those of a classification, ``notes`` messages for the log.
     """
 
     world: World
@@ -111,7 +111,7 @@ class RunBuilder:
         return Models(self.plan, self.config, self.prepared, self.world.device, self.classes, self._restored)
 
     def _restored(self, role: Role) -> Collection[str]:
-        """Return the parameters of a trained role that the checkpoint to resume from brings."""
+        """Return the parameters of a trained role that the checkpoint to resume from holds."""
         spec = algorithm_spec(self.plan.algorithm)
         initial = (  # its log-probabilities are computed before the checkpoint is imported
             self.plan.reference == "cached" and spec.model_named(self.config.training, "reference") is None
@@ -276,7 +276,7 @@ class RunBuilder:
     # --- evaluation
 
     def evaluated(self, runner: Runner, handles: Handles, algorithm: Algorithm) -> Evaluation:
-        """Return the evaluation of an algorithm that trains on rows."""
+        """Return the evaluation function for an algorithm that trains on rows."""
         t = self.config.training
         layout = self.batch_layout(runner.strategy, t.per_device_eval_batch_size, 1)
         prefetcher = Prefetcher.of(t, self.world.device)
@@ -346,8 +346,8 @@ class RunBuilder:
         """Return ``config.json`` of the trained model.
 
         Transformers' sequence classification reads the last token that is not padding, so scalar heads get no
-        padding token that also ends answers. The end of an answer would be mistaken for padding. An encoder
-        keeps its own, which its positions may begin behind.
+        padding token that also ends answers: the end of an answer would look like padding. An encoder keeps
+        its padding token, since its positions may start after that id.
         """
         config, pad = self.models.trained(role).saved_config, self.prepared.pad_token_id
         if role not in SCALAR_ROLES or family_of(config.get("model_type")).encoder:

@@ -1,4 +1,4 @@
-"""Where a run's first loss is no number: whether the weights that it loaded are."""
+"""Check a run's loaded weights if its first loss is not finite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.training.loop.train_state import TrainState
 
 @contextmanager
 def explain_nonfinite(config: Config, state: TrainState) -> Iterator[None]:
-    """Name, in the error of a run that had no finite step, the loaded tensor that is not finite."""
+    """Add the non-finite loaded tensor to the error of a run without a finite step."""
     try:
         yield
     except PacelineError as error:

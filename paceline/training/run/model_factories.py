@@ -24,7 +24,7 @@ from paceline.training.preflight.named_models import check_reward_model, check_t
 
 
 class PreparedTokens(Protocol):
-    """What models need from the prepared data (``Prepared`` fits)."""
+    """The values that models need from the prepared data (``Prepared`` has them)."""
 
     @property
     def vocab_size(self) -> int | None: ...  # rows that the embedding needs; None: not known
@@ -47,7 +47,7 @@ class Models:
     def trained(self, role: Role) -> HFModelFactory:
         """Return the factory of a trained model.
 
-        Weights are those named for its role, else those that training starts from. An existing adapter to
+        Its weights are those named for the role, else the initial weights. An existing adapter to
         continue from belongs to the policy, not to the value model.
         """
         restored = self.restored(role)
@@ -82,9 +82,9 @@ class Models:
         return self._factory(role, section, None, frozen=True)
 
     def carried(self, role: Role, before: JsonObject) -> JsonObject:
-        """Return which tensors of the folder are not trained, for exports
-        (``checkpoint.export.untrained_tensors``). Empty if there are none. Reads all their bytes, unless
-        ``before``, of the checkpoint that the run goes on from, says it of the same ones.
+        """Return the folder's untrained tensors, for exports (``checkpoint.export.untrained_tensors``); empty
+        if there are none. Reads all their bytes, unless ``before``, from the resumed checkpoint, covers the
+        same tensors.
         """
         model, tensors = self.config.model, self.trained(role).account()
         if tensors is None or not tensors.carried or model.name_or_path is None:

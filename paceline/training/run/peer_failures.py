@@ -1,4 +1,4 @@
-"""How this rank's error reaches the others and the launcher, and theirs this rank's log."""
+"""Send this rank's error to the other ranks and the launcher, and log theirs."""
 
 from __future__ import annotations
 

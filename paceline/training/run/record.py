@@ -1,4 +1,4 @@
-"""One run on one rank: its plan and directory, its logs, what it resumes from, the result that it leaves."""
+"""One run on one rank: plan, directory, logs, resumed checkpoint and result."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from paceline.training.reporting.observers import Observers
 class RunRecord:
     """One run on one rank.
 
-    ``plan`` and ``run_dir`` become rank 0's when the ranks agree; what is None or empty here is filled in by
-    the steps of ``training/worker.py``. ``checkpoint``: the path of the last durable one.
+    ``plan`` and ``run_dir`` become rank 0's when the ranks agree; the steps of ``training/worker.py`` fill in
+    empty fields. ``checkpoint``: the path of the last durable one.
     """
 
     start: Start
@@ -79,14 +79,14 @@ class RunRecord:
 
     @property
     def leaves_threads(self) -> bool:
-        """Whether an upload or a tracker may still run that nobody waits for any more."""
+        """Whether an abandoned upload or tracker may still run."""
         saves = self.trainer.saves if self.trainer is not None else None
         abandoned = self.observers is not None and bool(self.observers.abandoned)
         return abandoned or (saves is not None and saves.uploads_left)
 
     def agree_on_plan(self, world: World) -> None:
-        """Use rank 0's plan on every rank; claim the run directory unless the parent did, on each disk where
-        the nodes do not share it. Collective.
+        """Use rank 0's plan on every rank, and claim the run directory unless the parent did (on each disk,
+        if the nodes do not share it). Collective.
         """
 
         def make() -> JsonObject:
@@ -203,7 +203,7 @@ class RunRecord:
     def load_best(self, world: World, resumed_from: Path) -> None:
         """With load_best_model_at_end, make the best checkpoint the run's result.
 
-        It may lie beside the one ``resumed_from``. Raises CheckpointError if it is gone.
+        It may be next to the checkpoint ``resumed_from``. Raises CheckpointError if it is gone.
         """
         assert self.trainer is not None and self.observers is not None
         state = self.trainer.state

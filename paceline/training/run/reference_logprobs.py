@@ -42,7 +42,7 @@ def compute_reference_logprobs(
 ) -> tuple[dict[str, dict[str, Column]], str]:
     """Return (reference log-probabilities by split and document, a message for the log). Collective.
 
-    They are cached or computed; this must run before any weight is trained or restored. ``policy`` is the
+    Reads the cache or computes them; must run before any weight is trained or restored. ``policy`` is the
     policy's factory: unless another model is named, the reference is the policy as it is now.
     """
     config, plan = session.config, session.plan
@@ -165,7 +165,7 @@ class ReferenceCache:
 
 
 def _digest(columns: Mapping[str, Column]) -> str:
-    """Return the sha256 of names and values: a flipped bit would silently be trained on."""
+    """Return the sha256 of names and values, so that a flipped bit is not silently trained on."""
     digest = hashlib.sha256()
     for name, column in sorted(columns.items()):
         digest.update(f"{name} {column.dtype} {column.shape} ".encode() + column.tobytes())

@@ -1,4 +1,4 @@
-"""Before the first step: the data, who may reach the store, and what the log says of the run."""
+"""Before the first step: prepare the data, check the store's secret, and log facts about the run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from paceline.training.run.record import RunRecord
 def prepare_data(config: Config, plan: Plan, rank: int, environ: Mapping[str, str]) -> Prepared:
     """Tokenize the rows to disk.
 
-    The first process does it, the others wait for its file lock; there is no process group yet that could
+    The first process does it, and the others wait for its file lock: there is no process group yet that could
     time out.
     """
     data, seed = config.data, config.training.seed
@@ -78,7 +78,7 @@ def refuse_unsigned(run: RunRecord) -> None:
 def log_start(
     world: World, run: RunRecord, observers: Observers, settings: Mapping[str, tuple[str, str]]
 ) -> None:
-    """Log what this rank finds: free memory, links, variables set (``settings``), kernels activated."""
+    """Log this rank's facts: free memory, links, variables set (``settings``), activated kernels."""
     flash = activate_flash(run.plan.flash)
     if world.rank == 0:
         free = world.free_bytes
@@ -113,7 +113,7 @@ def log_data(run: RunRecord, observers: Observers) -> None:
 
 
 def log_overview(run: RunRecord, trainer: Trainer, observers: Observers) -> None:
-    """Print the last two lines of the overview: how long the training is, and what needs the user's eye."""
+    """Print the last two lines of the overview: the length of the training, and notes for the user."""
     if observers.rank != 0:
         return
     state, total, counts = trainer.state, trainer.cadence.total_steps, run.prepared.counts

@@ -1,4 +1,5 @@
-"""A run in one row of the list, by what its folder says without an index; and which folders are runs."""
+"""Summarize a run for one row of the list, from its folder without an index; find the folders that are
+runs."""
 
 from __future__ import annotations
 
@@ -176,7 +177,7 @@ def glance(run: RunDir) -> JsonObject:
 
 
 def described(plan: Mapping[str, Json]) -> JsonObject:
-    """Return what a plan says in a row: algorithm, strategy, ranks, parameters, precision and model."""
+    """Return the plan's summary for a row: algorithm, strategy, ranks, parameters, precision and model."""
     shape, config = as_object(plan.get("shape")), as_object(plan.get("config"))
     name = as_object(config.get("model")).get("name_or_path")
     return {

@@ -288,7 +288,7 @@ def _add(row: dict[str, float], prefix: str, values: Any) -> None:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number; LOST for one that is not finite, None for what is none."""
+    """Return a number; LOST if it is not finite, None for any other type."""
     if isinstance(value, str):
         return LOST if value in ("NaN", "Infinity", "-Infinity") else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):

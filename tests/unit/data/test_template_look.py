@@ -114,7 +114,7 @@ def test_reasoning_that_the_model_will_not_see_is_said_before(tmp_path: Path) ->
     rows = [{"messages": [ASKED, THOUGHT, ASKED, THOUGHT]}, {"messages": [ASKED, THOUGHT]}]
     (note,), described = looked(tmp_path, THINKS, rows)
     assert note.code == "data.not_written" and "(of earlier turns) (1 row, first " in note.what
-    assert "the model will not see, of 2 rows" in note.what and "rows.jsonl:1)" in note.what
+    assert "leaves out fields of 2 rows" in note.what and "rows.jsonl:1)" in note.what
     assert "answers after the last question" in described.reason
 
 

@@ -40,7 +40,7 @@ PHRASES = {
 }
 LONG_TEXTS_OF_CODES = 0
 #: Sentences of docstrings over 25 words, and over 40, without tables: formulas and shapes, most of them.
-LONG_IN_DOCSTRINGS = (105, 4)
+LONG_IN_DOCSTRINGS = (95, 4)
 
 _MADE = re.compile(
     r"<!-- (?:planner:|library-examples|by-file).*?<!-- (?:end|/library-examples|/by-file) -->", re.DOTALL

@@ -82,7 +82,7 @@ class ProgramResult:
 def readable_folders() -> list[str]:
     """Return the folders that a program may read: the system's and this Python's.
 
-    Not those of any user or of the run, and of /etc only what the system's libraries need.
+    Folders of users and of the run are left out; of /etc it has only what the system's libraries need.
     """
     paths = sysconfig.get_paths()
     python = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}

@@ -1,6 +1,6 @@
-"""The first wall: a root of read-only folders and private files in memory.
+"""The sandbox's first layer: a root of read-only folders, and private files in memory.
 
-Without namespaces, what remains of that.
+Without namespaces only resource limits and Landlock remain.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _FILE_BYTES, _OPEN_FILES, _THREADS = 1 << 20, 64, 64
 
 
 class ProgramLimits(TypedDict):
-    """What a program may use: CPU seconds, bytes of memory, folders; ``folder`` is its own without
-    namespaces.
+    """What a program may use: CPU seconds, bytes of memory, folders; ``folder`` is its private folder where
+    there are no namespaces.
     """
 
     seconds: int
@@ -205,7 +205,7 @@ def version() -> int:
 def restrict(readable: Sequence[str], writable: Sequence[str]) -> bool:
     """Restrict this process for good: it may read only below ``readable`` and write only below ``writable``.
 
-    As far as this kernel's version can, it also opens no TCP connections and sends no signals outside.
+    If the kernel's Landlock supports it, also block TCP connections and signals to outside processes.
     Returns False without Landlock. Needs no_new_privs. Raises OSError.
     """
     supported = version()

@@ -1,10 +1,10 @@
 """The judge's process: runs the tests of a row, and calls the program's functions in another process.
 
 Results are plain values, rebuilt here, or proxies of objects that stay in the program. Only plain values
-decide: a proxy cannot be compared, has no truth value, and has no methods of values (``startswith``,
+decide: a proxy cannot be compared, has no truth value, and lacks the methods of plain values (``startswith``,
 ``len``). The one exception is an object that the tests made of a class of the program: ``Stack(3)``, by a
-name that PEP 8 gives to classes. The tests pass if they run to their end without an exception and have used
-the program.
+name in CapWords, as PEP 8 asks of classes. The tests pass if they run to their end without an exception and
+have used the program.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run_tests(text: str, channel: socket.socket) -> dict[str, str]:
 
 
 def _run(text: str, program: RemoteProgram, names: list[str]) -> bool:
-    """Run the tests; return whether the program has all names that they take from it."""
+    """Run the tests; return whether the program defines all names that they use from it."""
     tree = ast.parse(text)
     module = types.ModuleType("tests")
     sys.modules["tests"] = module
@@ -153,9 +153,9 @@ class RemoteProgram:
         return decode(reply["value"], self._received)
 
     def named(self, name: str) -> Value | types.ModuleType:
-        """Return what the program calls ``name``.
+        """Return the program's object of this name.
 
-        Parts of the standard library come from this process, under their real name.
+        Standard library objects come from this process, under their real name.
         """
         data = self._reply("name", (name,))["value"]
         if isinstance(data, list) and data[:1] in (["module"], ["library"]):
@@ -257,7 +257,8 @@ class RemoteObject:
     """Proxy of an object in the program: operations are forwarded to it, and it is never a value here.
 
     ``_role``: a ``class`` or another ``definition`` that the tests name, an ``instance`` that they made of
-    such a class, or a ``result``. A result answers nothing that a value would, since it may always say True.
+    such a class, or a ``result``. A result supports no operation of a value: a cheating one could always
+    answer True.
     """
 
     __slots__ = ("_number", "_program", "_role")
@@ -332,7 +333,8 @@ class RemoteObject:
 
 
 def _called(function: RemoteObject, result: Value) -> Value:
-    """Return what a call gave; what the tests made of a class by its name is an instance."""
+    """Return a call's result; mark an object that the tests created from a class of the program as an
+    instance."""
     if isinstance(result, RemoteObject) and function._role == "class":
         result._become("instance")
     return result

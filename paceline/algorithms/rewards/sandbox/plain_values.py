@@ -68,7 +68,7 @@ def _simple(value: int | float | str | None) -> Json:
 
 
 def _items(value: list[T] | tuple[T, ...] | frozenset[T] | set[T]) -> tuple[str, list[T]]:
-    """Return the name of the plain type, and the items as that type, not a subclass, gives them."""
+    """Return the name of the plain type, and the items as that type (not a subclass) yields them."""
     if isinstance(value, list):
         return "list", list(list.__iter__(value))
     if isinstance(value, tuple):

@@ -138,8 +138,8 @@ class Objects:
         return ["object", number]
 
     def _named(self, requested: str, value: object) -> Json:
-        """Return a module or a standard definition by its own name there; else, and where it has another name
-        here (``from bisect import bisect_left as f``), a reference.
+        """Return a module or a standard definition by its real name. Else, or if it has another name here
+        (``from bisect import bisect_left as f``), return a reference.
         """
         if isinstance(value, types.ModuleType):
             return ["module", value.__name__]

@@ -1,4 +1,5 @@
-"""The third wall: a seccomp filter (classic BPF) against system calls that could lead out of the sandbox."""
+"""The sandbox's third layer: a seccomp filter (classic BPF) against system calls that could lead out of the
+sandbox."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def _read(number: int) -> str:
 
 
 def _keep_only(*numbers: int) -> None:
-    """Close every other open file."""
+    """Close all other open files."""
     start = 3
     for number in sorted(numbers):
         os.closerange(start, number)

@@ -1,1 +1,1 @@
-"""Pickles read by a machine that runs no code, in a child that is shut in."""
+"""Read pickles without running code, in a sandboxed child process."""

@@ -1,4 +1,4 @@
-"""The names that a checkpoint's pickle may hold. None is looked up: they stay words. No torch."""
+"""The names that a checkpoint's pickle may hold. None is imported: they stay texts. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Has pickles read by the child that is shut in: bytes there, inert values back. No torch."""
+"""Client of the sandboxed child: sends pickles as bytes, receives inert values. No torch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ANSWER_SECONDS = 300.0
 
 
 class PickleReader:
-    """One child that reads pickles, one after another; ``close`` ends it.
+    """One child that reads pickles in turn; ``close`` ends it.
 
-    ``walls``: what shuts it in, in words. Raises CheckpointError ``convert.no_walls`` if it cannot be shut
-    in.
+    ``walls``: a description of its sandbox. Raises CheckpointError ``convert.no_walls`` if it cannot be
+    sandboxed.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class PickleReader:
         self.walls = [str(wall) for wall in walls] if isinstance(walls, list) else []
 
     def read(self, pickle: bytes | memoryview) -> Value:
-        """Return what a pickle says. Raises Refused."""
+        """Return the values in a pickle. Raises Refused."""
         if len(pickle) > MAX_BYTES:
             raise Refused(f"a pickle of {len(pickle)} bytes; at most {MAX_BYTES} are read")
         stdin = self._child.stdin

@@ -1,4 +1,4 @@
-"""Reads a pickle without running it: what it would call is recorded. No torch, and not Python's own reader.
+"""Reads a pickle without running it, and records its calls. Uses neither torch nor Python's own reader.
 
 The binary instructions of protocols 2 to 5 are known; every other one is refused, and so is every name that
 is not listed (``listed.LISTED``).
@@ -38,7 +38,7 @@ class PickleMachine:
         self._memo: dict[int, Value] = {}
 
     def run(self) -> Value:
-        """Return what the pickle says. Raises Refused."""
+        """Return the pickle's value. Raises Refused."""
         while True:
             code = self._take(1)
             if code == b".":
@@ -199,7 +199,7 @@ def _constant(value: Value) -> _Step:
 
 
 def _skip(size: int) -> _Step:
-    """Protocols and frames say nothing of the content."""
+    """Skip protocol and frame instructions, which do not change the content."""
 
     def step(m: PickleMachine) -> None:
         m._take(size)

@@ -1,8 +1,8 @@
-"""The child that reads pickles from its input, shut in; ``reading`` starts it. No torch.
+"""The sandboxed child that reads pickles from its input; ``client`` starts it. No torch.
 
-It holds nothing open but its three streams, and can open nothing more: no file, no socket. Each question is
-8 bytes of length and a pickle; each answer is one line of JSON: ``{"value": …}`` or ``{"refused": "…"}``. The
-first line says what shuts it in.
+It holds nothing open but its three streams, and can open nothing more: no file, no socket. Each question is 8
+bytes of length and a pickle; each answer is one line of JSON: ``{"value": …}`` or ``{"refused": "…"}``. The
+first line describes its sandbox.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LENGTH = 8
 
 
 def shut_in() -> list[str]:
-    """Give up what this process does not need; return what that is, in words. Raises OSError if a file or a
+    """Drop the rights that this process does not need; return them as text. Raises OSError if a file or a
     socket could still be opened.
     """
     walls = []

@@ -1,4 +1,4 @@
-"""Tensors of files that torch.save wrote: found by inert values, read from the mapped file when wanted."""
+"""Tensors in files of torch.save: described by inert values, read from the mapped file on demand."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TorchFile:
             self.content: Value = pickles.read(self.archive.read("data.pkl"))
 
     def tensor(self, value: Value) -> LazyTensor | None:
-        """Return the tensor that ``value`` stands for, None if it stands for none. Raises CheckpointError."""
+        """Return the tensor that ``value`` describes, or None. Raises CheckpointError."""
         if not isinstance(value, PickledCall):
             return None
         if value.name in REBUILD_PARAMETER and value.args:

@@ -1,4 +1,4 @@
-"""The zip that torch writes: its records found and bounded before any is read. No torch.
+"""Read torch's zip archives; check all records before any is read. No torch.
 
 The reader accepts only stored records: a compressed one could grow without end. Each must lie within the
 file, overlap no other, and have a name that stays in its folder. Nothing is ever unpacked to a disk.

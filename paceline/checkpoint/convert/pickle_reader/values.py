@@ -1,4 +1,4 @@
-"""What a pickle says, as inert values, and their JSON between the child and its parent. No torch.
+"""Inert values for a pickle's content, and their JSON between the child and its parent. No torch.
 
 No class is looked up, no function is called.
 """
@@ -34,7 +34,7 @@ class PickledName:
 
 @dataclass(eq=False)
 class PickledCall:
-    """What would be ``name(*args)``, then given ``state`` and items: recorded, not called."""
+    """A recorded call ``name(*args)`` with its later ``state`` and items; it is never made."""
 
     name: str
     args: tuple[Value, ...] = ()
@@ -44,7 +44,7 @@ class PickledCall:
 
 @dataclass(frozen=True)
 class PickledId:
-    """A persistent id: in a file of torch, what says which storage a tensor lies in."""
+    """A persistent id: in torch's files, it names a tensor's storage."""
 
     value: Value
 
@@ -103,13 +103,13 @@ MAX_ANSWER = 1 << 30
 
 
 class ValueEncoder:
-    """Encode values and count them: a pickle can contain one value a million times within another."""
+    """Encode values and count them, since a small pickle can repeat one value a million times."""
 
     def __init__(self, pickle_bytes: int) -> None:
         self._left = min(MAX_VALUES, 1000 + 20 * pickle_bytes)
 
     def encode(self, value: Value, depth: int = 0) -> Json:
-        """Return ``value`` in words of JSON. Raises Refused above the limits."""
+        """Return ``value`` as JSON types. Raises Refused above the limits."""
         self._left -= 1
         if self._left < 0:
             raise Refused("more values than any checkpoint has: one is repeated within another")
@@ -143,7 +143,7 @@ class ValueEncoder:
 
 
 def decode(coded: Json) -> Value:
-    """Return the value again. Raises Refused for what ``ValueEncoder`` does not write."""
+    """Decode a value. Raises Refused for anything that ``ValueEncoder`` does not write."""
     if not isinstance(coded, (dict, list)):
         if coded is None or isinstance(coded, (bool, int, float, str)):
             return coded

@@ -1,4 +1,4 @@
-"""Values of a config as GGUF says them, where they are not written there as such."""
+"""Config values that GGUF stores in another form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def head_width(config: JsonObject) -> int:
 
 
 def rotated_width(config: JsonObject) -> int:
-    """How many of a head's numbers positions rotate."""
+    """The number of a head's dimensions that are rotated."""
     part = at(config, "rope_parameters.partial_rotary_factor")
     if part is None:
         part = at(config, "partial_rotary_factor")
@@ -56,7 +56,7 @@ def lfm2_width(config: JsonObject) -> int:
 
 
 def lfm2_as_read(config: JsonObject) -> JsonObject:
-    """The width as computed; multiplier and unit then say nothing."""
+    """The width as computed, with neutral multiplier and unit."""
     assumed = {"block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256}
     return {**config, "block_auto_adjust_ff_dim": False, "intermediate_size": lfm2_width(config), **assumed}
 
@@ -79,7 +79,7 @@ def linear_width(config: JsonObject) -> int:
 
 
 def full_attention_interval(config: JsonObject) -> int:
-    """How many layers from one with full attention to the next."""
+    """The number of layers from one with full attention to the next."""
     kinds = config["layer_types"]
     full = (
         [index for index, kind in enumerate(kinds) if kind == "full_attention"]

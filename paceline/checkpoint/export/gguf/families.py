@@ -1,4 +1,4 @@
-"""The families that are written as GGUF: how each writes its config, and where its tensors differ.
+"""The families that can be written as GGUF: their config fields, and changed tensors.
 
 A family is here if Transformers reads a file of llama.cpp's layout back as the same model. The names of
 tensors come from the package gguf. Where the file leaves out a value of the config, Transformers assumes one;
@@ -64,8 +64,8 @@ def _same(config: JsonObject) -> JsonObject:
 class GGUFFamily:
     """``arch`` is GGUF's name; ``keys`` maps keys of the file (after the name) to values of the config.
 
-    ``names`` renames tensors before they are looked up. ``as_read`` is the config as Transformers says it
-    after reading, where the same model has two ways to be said.
+    ``names`` renames tensors before they are looked up. ``as_read`` is the config as Transformers reads it
+    back, if the same model can be described in two ways.
     """
 
     arch: str
@@ -272,7 +272,7 @@ FAMILIES: Mapping[str, GGUFFamily] = {
 
 
 def add_config(writer: ConfigWriter, family: GGUFFamily, config: JsonObject) -> None:
-    """Add what the file says of the architecture; what the config has none of is left out."""
+    """Add the architecture's fields; skip those that the config lacks."""
     for key, source in family.keys.items():
         value = at(config, source) if isinstance(source, str) else source(config)
         name = f"{family.arch}.{key}"

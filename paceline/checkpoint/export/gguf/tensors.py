@@ -1,4 +1,4 @@
-"""Which tensors a GGUF file has, of which of a Hugging Face folder each is made, and what it keeps otherwise.
+"""The tensors of a GGUF file: their sources in a Hugging Face folder, and their changes.
 
 Each change is what llama.cpp expects and what Transformers undoes when it reads the file. Changes work on
 tensors without storage, too, so that shapes are known before anything is read.
@@ -59,7 +59,7 @@ class Stored:
     changes: tuple[TensorChange, ...]
 
     def made(self, read: Callable[[str], Tensor], config: JsonObject) -> Tensor:
-        """Return it from the tensors that ``read`` gives."""
+        """Build it from the tensors that ``read`` returns."""
         parts = [read(source) for source in self.sources]
         tensor = torch.stack(parts) if self.is_stack else parts[0]
         for change in self.changes:
@@ -125,7 +125,7 @@ ROUNDED = 2.0**-21
 
 @dataclass(frozen=True)
 class TensorChange:
-    """What happens to the tensors whose name in GGUF ends as the regular expression ``names`` says."""
+    """The change of tensors whose GGUF name ends with a match of the regular expression ``names``."""
 
     names: str
     apply: Callable[[Tensor, JsonObject], Tensor]
@@ -149,17 +149,17 @@ def keys_in_pairs(tensor: Tensor, config: JsonObject) -> Tensor:
 
 
 def plus_one(tensor: Tensor, config: JsonObject) -> Tensor:
-    """A norm that multiplies by one plus its weight, as one that multiplies by its weight."""
+    """Turn a norm that multiplies by 1 + weight into one that multiplies by its weight."""
     return tensor.float() + 1
 
 
 def minus_exponential(tensor: Tensor, config: JsonObject) -> Tensor:
-    """A decay that is kept as its logarithm."""
+    """Turn a decay stored as its logarithm into -exp(decay)."""
     return -torch.exp(tensor.float())
 
 
 def without_ones(tensor: Tensor, config: JsonObject) -> Tensor:
-    """Leave out axes of length one: a depthwise kernel's channel, a gate's single row."""
+    """Remove axes of length one: a depthwise kernel's channel, a gate's single row."""
     return tensor.squeeze()
 
 
@@ -169,31 +169,31 @@ def transposed(tensor: Tensor, config: JsonObject) -> Tensor:
 
 
 def queries_keys_values(tensor: Tensor, config: JsonObject) -> Tensor:
-    """Rows by head and then query, key, value, as all queries, all keys, all values."""
+    """Reorder rows from (head; query, key, value) to all queries, all keys, all values."""
     heads = whole(config, "n_head")
     parts = tensor.reshape(heads, 3, tensor.shape[0] // heads // 3, *tensor.shape[1:])
     return parts.swapaxes(0, 1).reshape(tensor.shape)
 
 
 def _tiled(tensor: Tensor, config: JsonObject, width: int) -> Tensor:
-    """Value heads by key head, as one head of every key head after another; ``width`` rows a head."""
+    """Reorder value heads from grouped by key head to interleaved over key heads; ``width`` rows a head."""
     keys, values = whole(config, "linear_num_key_heads"), whole(config, "linear_num_value_heads")
     parts = tensor.reshape(keys, values // keys, width, *tensor.shape[1:])
     return parts.swapaxes(0, 1).reshape(tensor.shape)
 
 
 def heads_tiled(tensor: Tensor, config: JsonObject) -> Tensor:
-    """One row a value head."""
+    """Reorder a tensor with one row per value head."""
     return _tiled(tensor, config, 1)
 
 
 def values_tiled(tensor: Tensor, config: JsonObject) -> Tensor:
-    """The rows that give value heads: all of a tensor, or those after queries and keys."""
+    """Reorder the rows that produce value heads: all rows of a tensor, or those after queries and keys."""
     width = whole(config, "linear_value_head_dim")
     first = tensor.shape[0] - width * whole(config, "linear_num_value_heads")
     return torch.cat([tensor[:first], _tiled(tensor[first:], config, width)])
 
 
 def inputs_tiled(tensor: Tensor, config: JsonObject) -> Tensor:
-    """The columns that take value heads."""
+    """Reorder the columns that take value heads."""
     return _tiled(tensor.T, config, whole(config, "linear_value_head_dim")).T

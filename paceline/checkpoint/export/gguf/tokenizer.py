@@ -1,4 +1,4 @@
-"""A BPE tokenizer as GGUF has it: byte-level, or SentencePiece's with a byte for what it does not know.
+"""Write a BPE tokenizer as GGUF: byte-level, or SentencePiece's with byte fallback.
 
 After writing, Transformers reads it back: it must give the same ids as the folder's.
 """
@@ -120,7 +120,7 @@ def known_splits() -> dict[str, str]:
 
 
 def add_tokenizer(writer: Writer, tokenizer: JsonObject, config: JsonObject, folder: Path) -> None:
-    """Add the fields of ``tokenizer_of``, the ids of special tokens, and what texts are framed by."""
+    """Add the fields of ``tokenizer_of``, the ids of special tokens, and whether texts get BOS and EOS."""
     from transformers import AutoTokenizer
 
     tokens, types, merges = (_listed(tokenizer[key]) for key in ("tokens", "types", "merges"))
@@ -159,7 +159,7 @@ def _listed(value: Json) -> Sequence[Json]:
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[str]) -> list[float]:
-    """A score that falls with the rank of the merge that gives a token: llama.cpp merges the best first."""
+    """Return scores that fall with the rank of a token's merge, since llama.cpp merges the best first."""
     rank: dict[str, int] = {}
     for index, merge in enumerate(merges):
         rank.setdefault(merge.replace(" ", ""), index)
@@ -172,7 +172,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False) -
 
 
 def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
-    """Whether a text gets a token before it, and one after it."""
+    """Return whether a text gets a BOS before it, and an EOS after it."""
     plain, framed = _ids(tokenizer, "a"), _ids(tokenizer, "a", special=True)
     if len(framed) == len(plain):
         return False, False
@@ -180,7 +180,8 @@ def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
 
 
 def compare_tokenizer(folder: Path, aside: Path, file: str) -> None:
-    """Read the tokenizer back by Transformers; ids and chat template are the folder's, or CheckpointError."""
+    """Read the tokenizer back with Transformers. Raises CheckpointError if ids or chat template differ from
+    the folder's."""
     from transformers import AutoTokenizer
 
     source = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -1,8 +1,8 @@
 """GGUF next to an exported folder: written from its files, read back by Transformers and compared.
 
-Names of tensors and the file's form are the package gguf's. A family is written only where Transformers reads
-it from GGUF. The file cannot hold some values of a config (another head size, biases, scaled positions). The
-export finds them when it reads the config back, and refuses.
+The package gguf defines the names of tensors and the file format. A family is written only where Transformers
+reads it from GGUF. The file cannot hold some values of a config (another head size, biases, scaled
+positions). The export finds them when it reads the config back, and refuses.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ UNREAD = frozenset(
 
 
 def check_gguf(config: JsonObject, *, is_adapter: bool) -> None:
-    """Raise ConfigError before anything is written: package, family, an adapter that is not merged."""
+    """Raise ConfigError before anything is written: for a missing package, an unsupported family, or an
+    unmerged adapter."""
     try:
         import gguf  # noqa: F401
     except ImportError:
@@ -97,9 +98,9 @@ def check_gguf(config: JsonObject, *, is_adapter: bool) -> None:
 def write_gguf(folder: Path, dtype: torch.dtype) -> None:
     """Write ``model.gguf`` into an exported folder: matrices in ``dtype``, vectors in float32.
 
-    A tensor (the experts of a layer) at a time while writing; Transformers then loads it whole in float32 and
-    every value is compared. Raises CheckpointError where the tokenizer has no form in GGUF, or where anything
-    differs.
+    Writing holds one tensor at a time (or the experts of a layer). Transformers then loads the whole file in
+    float32, and every value is compared. Raises CheckpointError where the tokenizer has no form in GGUF, or
+    where anything differs.
     """
     from transformers import AutoConfig
 
@@ -204,7 +205,7 @@ def _equal(read: Tensor, expected: Tensor, exact: bool) -> bool:
 
 
 def _same(a: Json, b: Json) -> bool:
-    """Equal; numbers as GGUF keeps them, in float32."""
+    """Whether two values are equal, with numbers in float32 as in GGUF."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, float) or isinstance(b, float):

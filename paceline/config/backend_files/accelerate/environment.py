@@ -83,7 +83,7 @@ class Launched:
 def launched_layer(
     environ: Mapping[str, str], yaml: Mapping[str, Json], winners: Mapping[str, Entry]
 ) -> Launched:
-    """Return what the launcher's variables set.
+    """Return the settings of the launcher's variables.
 
     ``yaml`` and ``winners``: values and entries of the layer that they are compared with.
     """

@@ -57,7 +57,7 @@ def read(document: Document, layer: Foreign, upper: Mapping[str, Json] | None = 
     """Add this document's settings to the lowest layer and its normal form to ``layer.contents``.
 
     Errors and settings that are not used are reported in ``layer``. ``upper``: the values of higher layers by
-    path; what they decide is not refused.
+    path; keys that they override are not refused.
     """
     upper = upper or {}
     normal = Normaliser(document, layer, upper.get("training.distributed_strategy")).run()

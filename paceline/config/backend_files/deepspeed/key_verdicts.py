@@ -1,4 +1,4 @@
-"""What the readers of DeepSpeed's JSON share: the table of its keys, and reports."""
+"""Shared by the readers of DeepSpeed's JSON: reports on its keys."""
 
 from __future__ import annotations
 

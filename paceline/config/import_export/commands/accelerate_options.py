@@ -56,7 +56,7 @@ _TRAINERS: dict[str, tuple[str, Json]] = {
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where a line of the file that is made comes from: an option's or a file's key, and its line."""
+    """Where a line of the merged file comes from: the key of an option or file, and its line."""
 
     key: str
     line: int
@@ -92,7 +92,7 @@ def accelerate_job(
 
 
 def _of_variables(environment: Mapping[str, str], places: Mapping[str, int]) -> list[Option]:
-    """Return the options that Accelerate's variables stand for; of a block only if its switch is on."""
+    """Return the options that Accelerate's variables set; those of a block only if its switch is on."""
     options = []
     for name, value in environment.items():
         path, line = READ[name][0] if name in READ else "", places.get(name, 1)
@@ -106,7 +106,7 @@ def _of_variables(environment: Mapping[str, str], places: Mapping[str, int]) -> 
 
 
 class _Made:
-    """The file that options and a config file come to, with the origin of each of its lines."""
+    """The merged file of options and a config file, with the origin of each of its lines."""
 
     def __init__(self, file: str, below: JsonObject, lines: Mapping[str, int]) -> None:
         self.file = file
@@ -128,7 +128,7 @@ class _Made:
             self.origins.pop(key, None)
 
     def options(self, options: list[Option]) -> None:
-        """Lay the options over the file, each at the key that it sets."""
+        """Override the file's keys with the options."""
         names = {option.name for option in options}
         for option in options:
             if option.name == "config_file":
@@ -173,7 +173,7 @@ class _Made:
             self.origins["distributed_type"] = self.origins["num_processes"]
 
     def _files(self) -> None:
-        """Name a DeepSpeed file by where it is: next to the config file, or in the current directory."""
+        """Resolve the path of a DeepSpeed file: next to the config file, or in the current directory."""
         block = as_object(self.data.get("deepspeed_config"))
         name = block.get("deepspeed_config_file")
         for folder in (Path("."), Path(self.file).parent):
@@ -268,7 +268,7 @@ def joined(imported: Imported, job: AccelerateJob) -> None:
 
 
 def _overruled(job: Imported, ours: str, says: str) -> None:
-    """Options of which nothing else is kept have no effect."""
+    """Options whose settings are all overridden have no effect."""
     for key, finding in list(job.findings.items()):
         if ours in finding.to:
             to = tuple(path for path in finding.to if path != ours)

@@ -61,17 +61,17 @@ _OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")  # a path like runs/lr=1/x.yaml is n
 
 @dataclass
 class Command:
-    """What a command line says.
+    """A command line's keys, variables, launcher and files.
 
     - ``data``: its keys
     - ``lines``: the argument (from 1), or the script's line, at which each stands
     - ``environment``: variables set for it
-    - ``places``: the line of each
+    - ``places``: the line of each variable
     - ``config``: a file whose keys lie below its own
     - ``launch``: what starts it
     - ``files``: texts that the script writes, with the line at which each begins
     - ``folder``: where the script goes (``cd``) before it starts the command
-    - ``found``: verdicts on what is no key of its own
+    - ``found``: verdicts on parts that are not keys
     """
 
     name: str
@@ -90,9 +90,10 @@ class Command:
 
 @dataclass
 class Commands:
-    """What a shell text starts: trainings, other jobs of known programs, scripts, modules, what may train.
+    """The commands of a shell text: trainings, other jobs of known programs, scripts, modules, possible
+    trainings.
 
-    ``folder``: where it went last (``cd``).
+    ``folder``: the last one that it entered (``cd``).
     """
 
     headers: list[Option]
@@ -106,7 +107,7 @@ class Commands:
 
 @dataclass(frozen=True)
 class Around:
-    """What starts a script: the launchers before it, the variables and ``#SBATCH`` options that it gets."""
+    """The launchers, variables and ``#SBATCH`` options around a script."""
 
     words: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -130,7 +131,7 @@ def is_command(text: str) -> bool:
 
 
 def read_command(arguments: Sequence[str]) -> Command:
-    """Return what a command line (its words, or one string), or a shell script that holds one, says.
+    """Read a command line (its words, or one string), or a shell script that holds one.
 
     Raises ConfigError for a script with no such command, with several, or with unknown variables.
     """
@@ -145,9 +146,9 @@ def read_command(arguments: Sequence[str]) -> Command:
 def commands_in(
     text: str, path: str, arguments: Sequence[str] = (), around: Around | None = None
 ) -> Commands:
-    """Return what a shell text starts; ``path``: of the script, for messages. Raises ConfigError.
+    """Return the commands of a shell text; ``path``: the script's, for messages. Raises ConfigError.
 
-    ``around``: what starts the script; with it, the scripts that this one starts are found, too.
+    With ``around`` (what starts the script) also find the scripts that this one starts.
     """
     headers = [*(around.headers if around else ()), *slurm_options(text)]
     variables = {**slurm_variables(headers), **(around.environment if around else {})}
@@ -198,7 +199,7 @@ def _sort(ran: Ran, path: str, around: Around | None, commands: Commands) -> Non
 
 
 def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
-    """Return the one command that trains of a shell text. Raises ConfigError."""
+    """Return the only training command of a shell text. Raises ConfigError."""
     commands = commands_in(text, path, arguments)
     trainings, others = commands.trainings, commands.others
     if not trainings and others:
@@ -214,7 +215,8 @@ def _of_text(text: str, path: str, arguments: Sequence[str] = ()) -> Command:
 
 
 def _chosen(trainings: list[tuple[Command, Ran]], text: str, path: str, headers: list[Option]) -> Command:
-    """Return the one command among those found. Raises ConfigError for others, and for one not certain."""
+    """Return the only training command. Raises ConfigError if there are none or several, or it is
+    uncertain."""
     if len(trainings) != 1:
         message = "the script holds several commands that train" if trainings else "no command here is known"
         places = ", ".join(f"line {ran.line}" for _, ran in trainings)
@@ -238,14 +240,14 @@ def _runs_module(ran: Ran) -> bool:
 
 
 def _starts_another(ran: Ran) -> bool:
-    """Whether a command may start a training: a launcher's with a value that is not known, or a shell's."""
+    """Whether a command may start a training: it is a launcher with an unresolved value, or a shell."""
     names = [Path(word).name for word in ran.words]
     text = "-c" in names and any(name in ("bash", "sh") for name in names[: names.index("-c")])
     return text or (ran.problems != [] and names[:1] != [] and names[0] in LAUNCH_NAMES)
 
 
 def not_certain(ran: Ran, text: str, path: str) -> ConfigError:
-    """Return why a command cannot be read: each value that is not known, or the text of a shell."""
+    """Return why a command cannot be read: each unknown value, or the text of a shell."""
     in_shell = NotKnown("the command stands in the text of a shell (-c)", "import that text alone, in quotes")
     written = text.split("\n")
     problems: dict[str, tuple[NotKnown, int]] = {}
@@ -262,7 +264,7 @@ def not_certain(ran: Ran, text: str, path: str) -> ConfigError:
 
 
 def _of_script(ran: Ran, path: str) -> Command:
-    """Return a script's command; the arguments of one in quotes are counted, not its lines."""
+    """Return a script's command. Of a command in quotes, errors give the argument's number, not the line."""
     lines = ran.lines if path != "command line" else range(1, len(ran.words) + 1)
     command = _read([_Word(text, n) for text, n in zip(ran.words, lines, strict=True)], path)
     command.environment = {**ran.environment, **command.environment}

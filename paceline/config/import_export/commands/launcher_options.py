@@ -1,4 +1,4 @@
-"""What the options of torchrun, DeepSpeed's launcher, srun and mpirun set here, each with its verdict."""
+"""Translate the options of torchrun, DeepSpeed's launcher, srun and mpirun, each with its verdict."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def options(launch: Launch, imported: Imported) -> None:
 
 
 def left_open(launch: Launch, imported: Imported) -> None:
-    """Decide the options that only a start tells, and take them out: the script's text stands for them."""
+    """Remove the options whose values are known only at a start; the command keeps the script's text for
+    them."""
     says = "left open, known at the start: srun's tasks find one another; else give it to `paceline train`"
     for option in [each for each in launch.options if each.name in MEETING and "$" in (each.value or "")]:
         launch.options.remove(option)

@@ -1,4 +1,4 @@
-"""What stands before a program on a command line: its launchers (torchrun, srun, conda run …)."""
+"""The launchers before a program on a command line (torchrun, srun, conda run …)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _letters(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def _few(*values: str, words: int = 0, short: str = "") -> Launcher:
-    """A launcher of which only these options take a word; ``short``: ``n=name p=prefix``."""
+    """Return a launcher whose only options with a value are these; ``short``: ``n=name p=prefix``."""
     return Launcher(short=_letters(short), words=words, values=frozenset(values))
 
 
@@ -139,7 +139,7 @@ class Option:
 
     @property
     def key(self) -> str:
-        """What it is called in a report; an option that a variable sets is the variable."""
+        """Return the option's name in a report, or the variable that sets it."""
         return self.launcher if self.launcher.isupper() else f"{self.launcher} --{self.name}"
 
 
@@ -147,7 +147,7 @@ class Option:
 class Launch:
     """The launchers of a command, outermost first, their options, and the index of the program's word.
 
-    ``environment``: variables set for it; ``places``: the line of each.
+    ``environment``: variables set for the program; ``places``: the line of each.
     """
 
     launchers: list[str] = field(default_factory=list)
@@ -213,7 +213,7 @@ def _options(words: Sequence[str], lines: Sequence[int], position: int, name: st
 
 
 def _option_name(word: str, launcher: Launcher) -> tuple[str, str]:
-    """Return an option's name, and a value that is written onto its letter (``-N2``)."""
+    """Return an option's name, and a value attached to its letter (``-N2``)."""
     letters = dict(launcher.short)
     if not word.startswith("--") and word[1:2] in letters and (len(word) == 2 or word[2:].isalnum()):
         return letters[word[1]], word[2:]
@@ -221,7 +221,7 @@ def _option_name(word: str, launcher: Launcher) -> tuple[str, str]:
 
 
 def slurm_options(text: str) -> list[Option]:
-    """Return the options of a script's ``#SBATCH`` lines, which end at its first command."""
+    """Return the options of a script's ``#SBATCH`` lines before its first command."""
     headers: list[Option] = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip() and not line.startswith("#"):

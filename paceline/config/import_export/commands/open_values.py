@@ -1,4 +1,4 @@
-"""Values of a shell script that only a run tells, and the options where they may stay open.
+"""Values of a shell script that are known only when it runs, and the options that may keep them.
 
 A rank's number and the address where ranks meet do not change what is trained. Everywhere else an open value
 stops the import.
@@ -25,7 +25,7 @@ MEETING_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "MACHINE_RANK")
 
 
 class NotKnown(Exception):
-    """A value that only running the script would tell: ``what`` is wrong, and what to write."""
+    """A value that is known only when the script runs: ``what`` is wrong, and what to write."""
 
     def __init__(self, what: str, hint: str = "write the value in place of it") -> None:
         super().__init__(what)
@@ -33,7 +33,7 @@ class NotKnown(Exception):
 
 
 class OpenValues:
-    """The open values of a script: marks stand for them in its texts, until it is clear where they end up."""
+    """The open values of a script; marks replace them in its texts until their use is known."""
 
     def __init__(self) -> None:
         self._found: list[tuple[NotKnown, str]] = []
@@ -60,7 +60,7 @@ class OpenValues:
         return _MARKED.sub(lambda found: self._found[int(found[1])][1], text)
 
     def assigned(self, text: str, name: str, line: int) -> str:
-        """Return the text of an assignment, whose open values are from now on those of the variable."""
+        """Return the text of an assignment; its open values now belong to the variable."""
 
         def of_variable(found: re.Match[str]) -> str:
             problem, written = self._found[int(found[1])]
@@ -88,7 +88,7 @@ def before_open(text: str) -> str:
 
 
 def may_stay_open(words: list[str], index: int) -> bool:
-    """Whether the open value in a launcher's word only says where ranks meet, or is a rank's number."""
+    """Whether an argument of a launcher may stay unresolved: it is a rendezvous address or a rank number."""
     option, equals, _ = words[index].partition("=")
     if not equals and index:
         option = words[index - 1]

@@ -1,4 +1,4 @@
-"""Commands and files of other programs that do not train: what they do, and which verb here does that."""
+"""Commands and files of other programs that do not train, and the Paceline command for each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Python scripts that build a trainer's arguments, read by ``ast`` and never run.
 
-What is literal becomes keys of TRL or Transformers; what only running the script would tell is listed with
-its line.
+Literal values become keys of TRL or Transformers; values known only at run time are listed with their line.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _FIRST_ROWS = re.compile(r"(\w+)\[:(\d+)\]")
 
 @dataclass
 class _ScriptReader:
-    """What has been read of a script: ``command`` with the keys and the findings."""
+    """Reads a script's calls; ``command`` collects the keys and the findings."""
 
     values: ScriptValues
     command: Command
@@ -72,7 +71,7 @@ class _ScriptReader:
         )
 
     def literal(self, key: str, node: ast.expr) -> Json:
-        """Return a literal; None where it is open, which is said."""
+        """Return a literal; report one that is not literal and return None."""
         try:
             return self.values.of(node)
         except NotLiteral as problem:
@@ -80,7 +79,7 @@ class _ScriptReader:
             return None
 
     def keywords(self, call: ast.Call, names: Mapping[str, str] | None = None) -> None:
-        """Take over a call's keyword arguments, by their names there (None: all)."""
+        """Take a call's keyword arguments of these names (None: all)."""
         given, lines, problems = self.values.keywords(call)
         for name, value in given.items():
             if names is None or name in names:
@@ -91,7 +90,7 @@ class _ScriptReader:
 
 
 def is_script(text: str) -> bool:
-    """Whether ``text`` is a Python file here."""
+    """Whether ``text`` names an existing Python file."""
     return Path(text).suffix == ".py" and Path(text).is_file()
 
 
@@ -187,7 +186,8 @@ def _set_later(reader: _ScriptReader, tree: ast.Module, arguments: ast.Call) -> 
 
 
 def _older_defaults(reader: _ScriptReader, arguments: ast.Call) -> None:
-    """A trainer of TRL with TrainingArguments has their defaults, where its own config's are others."""
+    """Use the defaults of TrainingArguments where a TRL trainer gets these instead of its own config
+    class."""
     theirs = trl_defaults(reader.command.algorithm or "sft")
     for key, value in defaults("transformers").items():
         if theirs.get(key) != value and isinstance(value, (bool, int, float, str)) and key != "report_to":
@@ -233,7 +233,8 @@ def _adapters(reader: _ScriptReader, calls: list[ast.Call]) -> None:
 
 
 def _of_trainer(reader: _ScriptReader, trainer: ast.Call) -> None:
-    """Take older arguments of TRL's trainers, reward functions, and say what only the script has."""
+    """Take older arguments and reward functions of TRL's trainers; report arguments that stay in the
+    script."""
     if reader.command.system == "trl":
         known = trl_defaults(reader.command.algorithm or "sft")
         older = ("max_seq_length", "max_prompt_length", "max_target_length")
@@ -309,7 +310,7 @@ def _loaded(reader: _ScriptReader, call: ast.Call, part: str) -> None:
 
 
 def _loads(reader: _ScriptReader, node: ast.expr, part: str = "") -> Iterator[tuple[ast.Call, str]]:
-    """Yield the calls that load what an expression is made of, and the split taken of each."""
+    """Yield the calls that load the data of an expression, and the split taken from each."""
     if id(node) in reader.seen:
         return
     reader.seen.add(id(node))
@@ -332,7 +333,7 @@ def _loads(reader: _ScriptReader, node: ast.expr, part: str = "") -> Iterator[tu
 
 
 def _changed(reader: _ScriptReader, call: ast.Call) -> None:
-    """Decide a step between the data set that is loaded and the one that is trained on."""
+    """Give a verdict on a call (``map``, ``filter`` …) between loading a data set and training on it."""
     name, source = called(call), ast.unparse(call)
     if name in _ROWS_KEPT:
         return

@@ -1,4 +1,4 @@
-"""The values that a Python script writes out: literals, and what is made of them. Nothing is run."""
+"""Evaluate a Python script's literals, and expressions of literals, without running code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEPTH = 40
 
 
 class NotLiteral(Exception):
-    """A value that only running the script would tell; ``source``: its expression, ``line``: where."""
+    """A value that is known only when the script runs; ``source``: its expression, ``line``: where."""
 
     def __init__(self, node: ast.AST) -> None:
         self.source = " ".join(ast.unparse(node).split())[:80]
@@ -32,7 +32,7 @@ class NotLiteral(Exception):
 
 
 class ScriptValues:
-    """What names of a script stand for, where they are assigned once, or have a default."""
+    """The values of a script's names that are assigned once, or have a default."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._assigned: dict[str, list[ast.AST]] = {}
@@ -125,7 +125,7 @@ class ScriptValues:
         raise NotLiteral(node)
 
     def origin(self, node: ast.expr | None, depth: int = 0) -> ast.expr | None:
-        """Return the expression that a name stands for, if it is assigned once; others as they are."""
+        """Return the expression assigned to a name, if there is only one; any other node unchanged."""
         while isinstance(node, ast.Name) and depth < _DEPTH:
             values = self._of_name(node.id)
             first = values[0] if len(values) == 1 else node
@@ -135,7 +135,7 @@ class ScriptValues:
         return node
 
     def _of_name(self, name: str) -> list[ast.AST]:
-        """Return what is assigned to a name; once what is assigned several times alike."""
+        """Return the different values that are assigned to a name."""
         return list({ast.dump(value): value for value in self._assigned.get(name, [])}.values())
 
     def all_of(self, name: str) -> list[ast.expr]:

@@ -1,4 +1,4 @@
-"""The commands of a shell script with their arguments, as bash runs it; what is not certain is refused."""
+"""The commands of a shell script with their arguments, as bash runs it; uncertain ones are refused."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Ran:
     """A command with its arguments and their lines. ``problems``: why they are not certain, and where.
 
     - ``environment``: what the script exports
-    - ``places``: the line of each
-    - ``files``: what here-documents write, with their first line; a text that is not certain is None
+    - ``places``: the line of each variable
+    - ``files``: texts of here-documents with their first line; None for an uncertain text
     """
 
     words: list[str]
@@ -48,7 +48,8 @@ class Ran:
 
 
 class Script:
-    """Runs the assignments of a script, and yields its other commands, whole those that ``trains`` names.
+    """Runs a script's assignments, and yields its other commands; those that ``trains`` accepts with all
+    arguments.
 
     Raises ValueError for open quotes.
     """
@@ -142,7 +143,7 @@ class Script:
         self._before = end
 
     def _doubt(self, command: Simple) -> str:
-        """Return why it is not certain that a command runs, and sets what it sets; or empty."""
+        """Return why it is uncertain whether a command runs; empty if it does."""
         conditional = [block for block in self._blocks if block[0] != "group"]
         if conditional:
             name, line = conditional[-1]
@@ -191,7 +192,8 @@ class Script:
         return inner or trains
 
     def _inside(self, outer: Ran) -> list[Ran]:
-        """Return the commands of the text that a shell runs (``bash -c``), behind what starts that shell."""
+        """Return the commands of a shell's text (``bash -c``), each with the words that start the shell
+        before it."""
         words = outer.words
         shell = next((n for n, word in enumerate(words) if _SHELL.fullmatch(word)), len(words))
         after = [n for n in range(shell + 1, len(words) - 1) if re.fullmatch("-[a-z]*c", words[n])]
@@ -211,12 +213,13 @@ class Script:
         return found
 
     def _exports(self) -> dict[str, str]:
-        """Return the variables that a command gets; an open one is no value."""
+        """Return the variables that a command gets, without open ones."""
         exported = {name: self._values.known.get(name) for name in self._values.exported}
         return {n: value for n, value in exported.items() if isinstance(value, str) and not is_open(value)}
 
     def _settle(self, ran: Ran) -> None:
-        """Write open values as the script does where they may stay open; the others are the problems."""
+        """Restore the script's text of open values where they may stay open; report the others as
+        problems."""
         program = launch_of(ran.words, ran.lines).program
         words, lines = list[str](), list[int]()
         for index, (text, line) in enumerate(zip(ran.words, ran.lines, strict=True)):

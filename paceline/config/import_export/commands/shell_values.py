@@ -24,7 +24,7 @@ _LONGEST = 128 * 1024  # Linux's limit on one argument
 
 @dataclass
 class _Field:
-    """A word while it is put together, and the same word with what no pattern sees hidden."""
+    """A word while it is built, and the same word with its quoted parts hidden from patterns."""
 
     text: str = ""
     globs: str = ""
@@ -38,9 +38,9 @@ class _Field:
 
 @dataclass
 class Values:
-    """Variables and arrays, those that are not certain with the reason, and the script's own arguments.
+    """Variables, arrays and the script's arguments; uncertain ones have their reason.
 
-    ``lines``: where the script sets each variable; ``open``: what only a run tells.
+    ``lines``: where the script sets each variable; ``open``: values known only at run time.
     """
 
     known: dict[str, str | list[str]] = field(default_factory=dict)
@@ -64,14 +64,14 @@ class Values:
         self.doubts.pop(name, None)
 
     def doubt(self, name: str, why: str) -> None:
-        """Take a variable's value away."""
+        """Mark a variable's value as uncertain."""
         self.known.pop(name, None)
         self.doubts[name] = why
 
     def fields(self, word: ShellWord, patterns: bool = True) -> list[str]:
         """Return what a word becomes: no, one or several arguments. Raises NotKnown.
 
-        ``patterns``: also for one that bash replaces by names of files, or by several words.
+        ``patterns``: accept words that bash replaces by file names or by several words.
         """
         fields: list[_Field] = []
         current: _Field | None = None
@@ -101,7 +101,7 @@ class Values:
         return [field_text.text for field_text in fields]
 
     def text(self, parts: tuple[WordPart, ...]) -> str:
-        """Return a text that is not cut into words: of an assignment, or a here-document."""
+        """Return a text without word splitting: an assignment's or a here-document's."""
         return "".join(" " if mode == "break" else text for text, mode in self._segments(_home(parts), True))
 
     def _segments(self, parts: tuple[WordPart, ...], as_one: bool) -> list[tuple[str, str]]:
@@ -267,7 +267,7 @@ def _joined(symbol: ast.operator, left: int, right: int) -> int:
 
 
 def _home(parts: tuple[WordPart, ...]) -> tuple[WordPart, ...]:
-    """Put the home folder in place of a tilde that begins a word, or the value of an assignment."""
+    """Replace a tilde at the start of a word, or of an assignment's value, by the home folder."""
     first = parts[0] if parts else None
     if first is None or first.kind != "text" or first.quoted:
         return parts

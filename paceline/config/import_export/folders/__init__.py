@@ -1,1 +1,1 @@
-"""Folders as people have them: which file starts what, the jobs that they form, and what becomes of each."""
+"""Whole folders of configs and scripts: what starts each training, and the Paceline job for it."""

@@ -1,4 +1,4 @@
-"""What starts trainings in a folder: commands in scripts, Makefiles, Dockerfiles and manifests."""
+"""Find what starts trainings in a folder: commands in scripts, Makefiles, Dockerfiles and manifests."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ _SBATCH = re.compile(r"^#SBATCH.*$", re.M)
 
 @dataclass
 class TrainingStart:
-    """A command that trains, or may: where it stands, and what it says.
+    """A command that trains, or may train, with its place.
 
-    - ``file``: what a person starts; ``line``: of the command in the last of ``through``, else in ``file``
-    - ``words``: of the command, launchers first
-    - ``problems``: why it was not read; ``does``: what another job than a training does, and the verb here
+    - ``file``: the file that a user starts; ``line``: the command's line, in the last file of ``through`` if
+    any
+    - ``words``: the command, launchers first
+    - ``problems``: why it was not read; ``does``: a job other than training, and Paceline's verb for it
     - ``directives``: lines of the scheduler
     """
 
@@ -72,7 +73,8 @@ class TrainingStart:
 
 @dataclass
 class Starts:
-    """The starts of a folder. ``manifests``: files of containers; ``partly``: file → what was not read."""
+    """The starts of a folder. ``manifests``: container manifests; ``partly``: file → the part that was not
+    read."""
 
     found: list[TrainingStart] = field(default_factory=list)
     manifests: set[str] = field(default_factory=set)
@@ -209,10 +211,9 @@ class _Finder:
 
 
 def resolve(name: str, holder: str, folder: str, listed: FolderFiles) -> str:
-    """Return the file of the folder that a path in ``holder`` means, or an empty text.
+    """Return the file of the folder to which a path in ``holder`` refers, or an empty text.
 
-    A path of another machine (``/workspace/repo/configs/a.yaml``) means the file at its longest end that is
-    here.
+    A path of another machine (``/workspace/repo/configs/a.yaml``) matches the file with its longest suffix.
     """
     parts = [part for part in PurePosixPath(name).parts if part not in ("/", ".")]
     for base in bases(holder, folder):
@@ -245,7 +246,7 @@ def _without_parents(parts: list[str]) -> list[str]:
 
 
 def _module(ran: Ran, first: TrainingStart, snippet: Snippet) -> TrainingStart:
-    """Return a start that runs a module of Python that is no known program."""
+    """Return a start that runs an unknown Python module."""
     words, line = ran.words[launch_of(ran.words, ran.lines).program :], snippet.line(ran.line)
     if not TRAINS.search(words[0]):
         return replace(
@@ -258,7 +259,7 @@ def _module(ran: Ran, first: TrainingStart, snippet: Snippet) -> TrainingStart:
 
 
 def _does(ran: Ran) -> str:
-    """Return what a command of another kind does, and what does that here."""
+    """Return what a command other than a training does, and the Paceline command for it."""
     try:
         refuse_other_job(ran.words, ran.lines, "")
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Jobs of a folder: what starts each, its config and the files around it, and what becomes of their keys."""
+"""Jobs of a folder: the start, config and other files of each, and the verdicts on their keys."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ _LOCAL = re.compile(r"[^\s,{}\[\]]+\.(jsonl?|ya?ml|csv|parquet|arrow|jinja2?)")
 
 @dataclass
 class FolderJob:
-    """A training: what starts it, and what it becomes here.
+    """A training of the folder, and its translation.
 
-    - ``folder``: where it runs, in the folder that was read
+    - ``folder``: where it runs, relative to the folder that was read
     - ``findings``: by file, the verdict on each of its keys; defaults of the program are its config's
-    - ``files``: those that take part, with what each is; ``missing``: those that are named and not here
-    - ``problems``: what stands against the YAML; ``not_read``: why there is none
-    - ``given``: the other program's keys, the command's over its file's; ``trainer``: which training it is
+    - ``files``: the files that it uses, with the kind of each; ``missing``: named files that are not here
+    - ``problems``: what is wrong with the YAML; ``not_read``: why there is no YAML
+    - ``given``: the other program's keys, with the command's over its file's; ``trainer``: the kind of
+    training
     """
 
     name: str
@@ -68,12 +69,12 @@ class FolderJob:
     trainer: str = "sft"
 
     def of(self, verdict: KeyVerdict) -> list[Finding]:
-        """Return its findings with a verdict."""
+        """Return the findings with this verdict."""
         return [item for matches in self.findings.values() for item in matches if item.verdict is verdict]
 
     @property
     def lacks(self) -> list[str]:
-        """Return what a YAML needs and this one does not hold: the person's own program names it."""
+        """Return the required keys that the YAML lacks, since the user's program sets them."""
         needed = {"model.name_or_path": "model", "data.train": "data.train"}
         settings = self.imported.settings if self.imported else {}
         return [
@@ -84,13 +85,13 @@ class FolderJob:
 
     @property
     def loses(self) -> bool:
-        """Whether something that acts is lost."""
+        """Whether a setting that has an effect is lost."""
         return bool(self.not_read or self.problems or self.lacks or self.of(KeyVerdict.LOST))
 
 
 @dataclass
 class MigratedFolder:
-    """A folder: its jobs, and what is said of other files and starts (``beside``)."""
+    """A folder's jobs, and remarks on other files and starts (``beside``)."""
 
     path: Path
     listed: FolderFiles
@@ -99,14 +100,14 @@ class MigratedFolder:
 
     @property
     def loses(self) -> bool:
-        """Whether a job loses something that acts."""
+        """Whether a job loses a setting that has an effect."""
         return any(job.loses for job in self.jobs)
 
 
 def migrate_folder(path: Path, rules: Rules) -> MigratedFolder:
-    """Read a folder, or one file of a person, and form its jobs. Nothing of it is executed.
+    """Read a folder, or one file, and form its jobs. Nothing in it is executed.
 
-    The current directory changes meanwhile: paths mean what they mean where a job runs. Raises ConfigError
+    Changes the current directory meanwhile, so that paths resolve as where the job runs. Raises ConfigError
     where nothing starts a training, and no config is one.
     """
     if not os.path.lexists(path):
@@ -170,7 +171,7 @@ class _Former:
         return MigratedFolder(self._path, self._listed, jobs, beside)
 
     def _named(self, job: FolderJob) -> FolderJob:
-        """Give a job a name of its own, as its YAML is called."""
+        """Give a job a unique name, which its YAML gets."""
         name, number = re.sub(r"[^\w.-]+", "-", job.name).strip("-.") or "job", 2
         job.name = name
         while job.name in self._names:
@@ -179,7 +180,7 @@ class _Former:
         return job
 
     def _of_start(self, start: TrainingStart) -> FolderJob | str:
-        """Return the job of a start, or what it is instead."""
+        """Return the job of a start, or a remark on a start that does not train."""
         if start.does:
             return start.does
         job = FolderJob(_name_of(start), start.place(), start, files={start.file: "starts it"})
@@ -207,7 +208,8 @@ class _Former:
         return job
 
     def _of_config(self, file: FolderFile) -> FolderJob | str:
-        """Return the job of a config that nothing starts, or what else the file is; empty for no part."""
+        """Return the job of a config that nothing starts, or another kind of file; empty for an unrelated
+        file."""
         data, _ = self._configs.read(file)
         system, instead = kind_of_config(file, data)
         if not system and not instead.startswith(NOT_IMPORTED):
@@ -233,7 +235,7 @@ class _Former:
         return job
 
     def _may_train(self, start: TrainingStart) -> bool:
-        """Whether a start that could not be read trains by what is known: its program, or its name."""
+        """Whether a start that could not be read probably trains, by its program or name."""
         command = start.command
         words = start.words if command is None else start.words[command.launch.program :][:2]
         if command is None and not words:
@@ -243,7 +245,7 @@ class _Former:
         return TRAINS.search(" ".join(PurePosixPath(word).name for word in words[:40])) is not None
 
     def _unknown_program(self, start: TrainingStart, program: str, job: FolderJob) -> FolderJob | str:
-        """A script of a person's own, whose arguments are of no known program."""
+        """Describe a start of the user's own script, whose arguments are unknown."""
         words = start.words[start.command.launch.program :] if start.command else ()
         name = words[0] if words else "a program"
         text = self._listed.files[program].text if program else ""
@@ -258,7 +260,7 @@ class _Former:
         return job
 
     def _write(self, job: FolderJob, imported: Imported) -> None:
-        """Write the YAML that our own reading accepts, where the job runs."""
+        """Write a YAML that Paceline reads without errors where the job runs."""
         title = f"made by `paceline migrate` from {job.place} ({imported.system})"
         composed, refused = accepted(imported, title, self._rules)
         job.imported, job.yaml = imported, composed.text
@@ -270,7 +272,7 @@ class _Former:
     # ---- files
 
     def _lay_out(self, job: FolderJob, imported: Imported, command: Command | None, config: str) -> None:
-        """Lay the verdicts beside the files, and find the other files that take part."""
+        """Assign the verdicts to the files, and find the other files that the job uses."""
         holder = job.start.holder if job.start else config
         for finding in imported.findings.values():
             top = finding.key.partition(".")[0]
@@ -301,7 +303,8 @@ class _Former:
         return file, replace(finding, key=key, line=int(line))
 
     def _around(self, job: FolderJob, texts: Iterable[Json], holder: str) -> None:
-        """Find the files that values name: DeepSpeed's, Accelerate's, data and what describes them."""
+        """Find the files that values name: configs of DeepSpeed and Accelerate, data sets and their
+        descriptions."""
         for text in texts:
             for name in _names_in(text):
                 file = self._here(name, job)
@@ -321,7 +324,7 @@ class _Former:
                 job.files[info] = "data sets"
 
     def _beside(self, job: FolderJob, file: str) -> None:
-        """Add a file that takes part; DeepSpeed's and Accelerate's with the verdicts on their keys."""
+        """Add a file that the job uses; DeepSpeed's and Accelerate's with the verdicts on their keys."""
         held = self._listed.files[file]
         data = self._configs.read(held)[0] if held.kind == "config" else {}
         system = system_of(data) if data else None
@@ -344,7 +347,7 @@ class _Former:
             self._around(job, [inner], file)
 
     def _find_files(self, command: Command, job: FolderJob) -> None:
-        """Let a command name its files as they are here: on another machine their paths are longer."""
+        """Replace a command's paths of another machine by the files here."""
         written = command.config in command.files
         if command.config is not None and not written and (file := self._here(command.config, job)):
             command.config = os.path.relpath(file, job.folder or ".")
@@ -354,7 +357,7 @@ class _Former:
                 command.launch.options[number] = replace(option, value=moved)
 
     def _here(self, name: str | None, job: FolderJob) -> str:
-        """Return the file of the folder that a path means where the job runs; or empty."""
+        """Return the folder's file to which a path refers where the job runs; or empty."""
         return resolve(name, f"{job.folder}/x" if job.folder else "x", "", self._listed) if name else ""
 
     def _program(self, start: TrainingStart, job: FolderJob) -> str:
@@ -392,7 +395,7 @@ def _exists(path: Path) -> bool:
 
 
 def _names_in(value: Json) -> list[str]:
-    """Return what may be paths in a value: a text, or its parts between commas."""
+    """Return the possible paths in a value: a text, or its parts between commas."""
     if isinstance(value, list):
         return [name for item in value if isinstance(item, str) for name in _names_in(item)]
     if not isinstance(value, str) or len(value) > 4096 or "\n" in value:
@@ -401,7 +404,7 @@ def _names_in(value: Json) -> list[str]:
 
 
 def _name_of(start: TrainingStart) -> str:
-    """Return what a job is called: after its config, else after what starts it."""
+    """Return a job's name, from its config or else from its start."""
     config = start.command.config if start.command else None
     if config:
         return PurePosixPath(config).stem

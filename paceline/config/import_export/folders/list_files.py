@@ -1,4 +1,4 @@
-"""The files of a folder that may have a part in a training, with their texts; the others with the reason."""
+"""The files of a folder that a training may use, with their texts; the others with the reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class FolderFile:
 
 @dataclass
 class FolderFiles:
-    """What a folder holds. ``skipped``: path → why it was not read; ``others``: how many have no part."""
+    """A folder's files. ``skipped``: path → why it was not read; ``others``: the number of unrelated
+    files."""
 
     root: Path
     files: dict[str, FolderFile] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class FolderFiles:
 
 
 def list_folder(path: Path) -> FolderFiles:
-    """Read a folder, or the one file that ``path`` is. Follows no link out of the folder."""
+    """Read a folder, or a single file. Follows no link out of the folder."""
     alone = not path.is_dir()
     listed = FolderFiles(path.parent if alone else path)
     budget = _MOST_TEXT
@@ -141,7 +142,7 @@ def _kind(file: Path) -> str:
 
 
 def _not_read(file: Path, root: Path) -> str:
-    """Return why a file that may have a part is not read; or empty."""
+    """Return why a possibly related file is not read; or empty."""
     if special := no_file(file):
         return f"{special}, not a file"
     try:

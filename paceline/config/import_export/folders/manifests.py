@@ -1,4 +1,4 @@
-"""Kubernetes manifests and files of containers: what each container starts, on how many nodes.
+"""Container manifests (Kubernetes and others): the command of each container, and its number of nodes.
 
 Kubeflow's TrainJob (v2), PyTorchJob and MPIJob (v1), Job, CronJob, JobSet, Pod and what else has containers;
 also services of Docker Compose and tasks of SkyPilot.
@@ -43,7 +43,7 @@ def is_manifest(text: str) -> bool:
 
 
 def manifest_snippets(file: FolderFile) -> tuple[list[Snippet], str]:
-    """Return what the containers of a file start, and why a part of the file was not read, or empty."""
+    """Return the commands of a file's containers, and why a part of the file was not read, or empty."""
     documents = _documents(file)
     written = _config_maps(documents)
     matches: list[Snippet] = []
@@ -137,7 +137,7 @@ class _Manifest:
         )
 
     def _counts(self, path: str, container: JsonObject) -> dict[str, tuple[int, str, int]]:
-        """Return nodes and processes of a node, as far as the manifest says them."""
+        """Return the numbers of nodes and of processes per node that the manifest gives."""
         counts: dict[str, tuple[int, str, int]] = {}
         for ours, at in (
             ("launch.nnodes", "spec.trainer.numNodes"),
@@ -175,7 +175,7 @@ class _Manifest:
         return {}
 
     def _mounted(self, container: JsonObject, pod: JsonObject) -> dict[str, tuple[str, int]]:
-        """Return the files of ConfigMaps by the paths at which the container has them."""
+        """Return the files of ConfigMaps by their mount paths in the container."""
         names = {
             str(volume.get("name")): str(value_at(volume, "configMap.name"))
             for volume in map(as_object, _listed(pod.get("volumes") or container.get("volumes")))
@@ -228,7 +228,7 @@ class _Manifest:
 
 
 def _containers(data: Json, path: str) -> Iterator[tuple[str, list[Json], JsonObject]]:
-    """Yield each list of containers with its path and the pod that it stands in."""
+    """Yield each list of containers with its path and its pod."""
     if isinstance(data, dict):
         for key, value in data.items():
             here = f"{path}.{key}" if path else key

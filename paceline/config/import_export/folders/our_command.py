@@ -1,4 +1,4 @@
-"""The command of ours for a job, with nodes, processes, launcher, variables and directives as they were."""
+"""The Paceline command for a job, with its nodes, processes, launcher, variables and directives."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def our_command(start: TrainingStart | None, imported: Imported, yaml: str, fold
 
 
 def _variables(environment: Mapping[str, str], imported: Imported, parts: _Parts) -> None:
-    """Keep the variables that act on any training; those that became keys of the YAML are in it."""
+    """Keep the variables that act on any training and are not in the YAML."""
     left = []
     for name, value in environment.items():
         if _OPERATORS.fullmatch(name):
@@ -86,9 +86,9 @@ def _variables(environment: Mapping[str, str], imported: Imported, parts: _Parts
 
 
 def _launched(start: TrainingStart | None, yaml: str) -> list[str]:
-    """Return the launchers as they were, before our program; empty where Paceline starts the ranks itself.
+    """Return the original launchers, to put before our command; empty where Paceline starts the ranks itself.
 
-    Kept are those that several nodes share: Slurm's, MPI's, and torchrun's or DeepSpeed's with their options.
+    Keep launchers that span nodes: Slurm's, MPI's, and torchrun's or DeepSpeed's with their options.
     """
     if start is None or start.command is None:
         return []
@@ -143,7 +143,7 @@ def _started(start: TrainingStart | None, imported: Imported, yaml: str) -> list
 
 
 def _sbatch(start: TrainingStart | None, parts: _Parts, command: str, folder: str) -> str:
-    """Return a script for ``sbatch`` with the directives of the person's own."""
+    """Return a script for ``sbatch`` with the user's directives."""
     if start is None or not start.directives:
         return ""
     lines = ["#!/bin/bash", *start.directives]
@@ -155,7 +155,7 @@ def _sbatch(start: TrainingStart | None, parts: _Parts, command: str, folder: st
 
 
 def _quoted(word: str) -> str:
-    """Return a word for a shell; one with a value that only a run tells keeps its variable."""
+    """Quote a word for a shell; a variable known only at run time stays a variable."""
     if "$" not in word:
         return shlex.quote(word)
     return word if re.fullmatch(r"[\w${}.:/=,@%+-]+", word) else '"' + word.replace('"', '\\"') + '"'

@@ -13,14 +13,14 @@ from paceline.config.import_export.folders.list_files import FolderFile
 
 @dataclass(frozen=True)
 class Snippet:
-    """A shell text, and what surrounds it.
+    """A shell text inside another file.
 
     - ``lines``: the file's line of each line of the text; empty: the same. ``words``: the file's line of each
       word of a text that is one command
-    - ``label``: the target, container or service that it is of
-    - ``environment``: variables that are set for it
-    - ``written``: files that are there when it runs, with the line of each
-    - ``counts``: nodes and processes of a node, with the key and the line that say so
+    - ``label``: its target, container or service
+    - ``environment``: variables set for it
+    - ``written``: files that exist when it runs, with the line of each
+    - ``counts``: nodes and processes per node, with the key and line of each
     - ``folder``: where it runs
     """
 
@@ -64,9 +64,9 @@ _DEEPEST = 16
 
 
 class _Makefile:
-    """A Makefile that is read from its top; what a condition sets is not certain, and stays open.
+    """A Makefile, read from its top; variables set under a condition stay open.
 
-    Each recipe line is a snippet as a shell gets it: variables of make are filled in.
+    Each recipe line becomes a snippet, with make's variables filled in.
     """
 
     def __init__(self, file: FolderFile) -> None:
@@ -129,7 +129,7 @@ _PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\'[^\']*\'|(?:[^\s\\]|\\.)*)')
 
 
 def dockerfile_snippets(file: FolderFile) -> list[Snippet]:
-    """Return what a container of the last stage starts: its ENTRYPOINT with its CMD."""
+    """Return the command of the last stage's container: its ENTRYPOINT with its CMD."""
     environment: dict[str, str] = {}
     started: dict[str, tuple[int, str]] = {}
     folder = ""

@@ -1,1 +1,1 @@
-"""The programs whose files are imported, a translator each: their keys, and their data sets."""
+"""Translators of the programs whose files are imported: keys, data sets and templates."""

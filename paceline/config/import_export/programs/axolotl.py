@@ -28,7 +28,7 @@ _OTHER_TRACKERS = ("mlflow", "swanlab", "trackio")
 
 
 def axolotl_defaults() -> dict[str, object]:
-    """Return the defaults of its top-level keys that the builder passes on."""
+    """Return the defaults of axolotl's top-level keys that its trainer builder passes on."""
     return defaults("axolotl") | defaults("axolotl", _TOP)
 
 
@@ -71,7 +71,7 @@ def _fsdp_config(reader: KeyReader) -> None:
 
 
 def _trackers(reader: KeyReader) -> None:
-    """Decide which trackers get what is logged."""
+    """Decide which trackers the run reports to."""
     used = [
         name
         for name, on in (
@@ -111,7 +111,8 @@ def schedule(reader: KeyReader) -> None:
 
 
 def _warmup(reader: KeyReader) -> None:
-    """A ratio is rounded down there, and 1 step becomes 2; without either 3 % of the steps, at most 100."""
+    """Decide the warm-up. axolotl rounds a ratio down, makes 1 step 2, and defaults to 3 % of the steps, at
+    most 100."""
     path, limit = "training.warmup_steps", reader.given.get("max_steps")
     steps, ratio = reader.given.get("warmup_steps"), reader.given.get("warmup_ratio")
     counted = isinstance(limit, int) and limit > 0
@@ -181,7 +182,8 @@ def _evaluation(reader: KeyReader) -> None:
 
 
 def best_weights(reader: KeyReader) -> None:
-    """axolotl loads the best weights unless told not to, if a save always falls on an evaluation."""
+    """Decide ``load_best_model_at_end``, which axolotl turns on by default if each save follows an
+    evaluation."""
     key, path = "load_best_model_at_end", "training.load_best_model_at_end"
     settings = reader.result.settings
     save, evaluate = (
@@ -205,8 +207,8 @@ _ROWS = re.compile(r"(.+)\[(\d*)(?::(\d*))?\]")
 
 
 def _unfrozen(reader: KeyReader) -> None:
-    """Regular expressions of the names that are trained, from their start on, whose dots stand for dots
-    (``axolotl.utils.freeze.LayerNamePattern``); one may end with the rows of a tensor.
+    """Decide ``unfrozen_parameters``: regular expressions that match from a name's start, with literal dots
+    (``axolotl.utils.freeze.LayerNamePattern``). One may end with the rows of a tensor.
     """
     key = "unfrozen_parameters"
     value = reader.value(key)

@@ -49,7 +49,7 @@ def datasets(reader: KeyReader) -> None:
 
 
 def _each_file(reader: KeyReader, outer: str, number: int, item: JsonObject) -> list[Json]:
-    """Return an item of the list ``outer`` as our data sets: one for each of its files."""
+    """Return our data sets for an item of the list ``outer``: one for each of its files."""
     first, files = _one(reader, outer, number, item), as_list(item.get("data_files"))
     if len(files) < 2 or not str(first["path"]).endswith(str(files[0])):
         return [first]
@@ -86,7 +86,7 @@ def _one(reader: KeyReader, outer: str, number: int, item: JsonObject) -> JsonOb
 
 
 def _turn_keys(reader: KeyReader) -> None:
-    """Which keys and roles of turns are recognised under their names."""
+    """Decide the names of a turn's keys and roles."""
     fields = dict(as_object(reader.given.get("message_property_mappings")))
     names = {key: reader.given.get(f"message_field_{key}") for key in _FIELDS}
     fields |= {key: name for key, name in names.items() if name}

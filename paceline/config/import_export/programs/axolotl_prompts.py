@@ -1,8 +1,8 @@
 """axolotl's prompt styles as Jinja for ``model.chat_template``: ``type: alpaca``, and the user's own formats.
 
 Its strategies write a row's instruction and input into a text and append the answer, which has loss. Here the
-row is a turn of the user (with its ``input`` beside the content) and an answer, and the template writes the
-same text. Facts of 0.19.0: ``prompters.py``, ``user_defined.py`` and ``alpaca_w_system.py``.
+row is a user turn (with its ``input`` next to the content) and an answer, and the template renders the same
+text. Facts of 0.19.0: ``prompters.py``, ``user_defined.py`` and ``alpaca_w_system.py``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _PLACE = re.compile(r"\{\{|\}\}|\{(\w+)\}")
 
 @dataclass(frozen=True)
 class PromptStyle:
-    """Format strings as Python's ``str.format`` has them: of a turn with input, without, and of the system
-    text in front; the system text of rows without one, with input and without.
+    """Format strings for ``str.format``: of a turn with input, of one without, and of the system text before
+    it. Also the default system texts of rows with and without input.
     """
 
     turn: str
@@ -86,8 +86,8 @@ _QUESTIONS = {"intel": "question", "icr": "input", "argilla": "instruction"}
 
 
 def marked_answers(reader: KeyReader) -> None:
-    """Decide ``type: chatml.NAME`` or ``llama3.NAME`` of a preference: a question and its answers in a
-    template's marks, under the columns of a published data set.
+    """Decide a preference's ``type: chatml.NAME`` or ``llama3.NAME``: question and answers in that template's
+    markup, from the columns of a published data set.
     """
     template, _, name = reader.text("type").partition(".")
     if question := _QUESTIONS.get(name):
@@ -143,14 +143,14 @@ def _keep(reader: KeyReader, key: str, text: str, says: str = DIFFERS) -> None:
 
 
 def _end(reader: KeyReader) -> str:
-    """Return what ends an answer: the file's end of text, or the tokenizer's own."""
+    """Return the token that ends an answer: the file's end of text, or the tokenizer's."""
     token = reader.facts.get("eos_token")
     return json.dumps(token) if isinstance(token, str) and token else "eos_token | default('')"
 
 
 def jinja(style: PromptStyle, end: str, *, from_rows: bool) -> str:
-    """Return the Jinja that writes ``style``; ``end``: an expression; ``from_rows``: a row's system turn
-    takes the place of the style's.
+    """Return ``style`` as Jinja; ``end``: an expression; ``from_rows``: a row's system turn replaces the
+    style's.
     """
     content = "message['content']"
     of_input = {"instruction": f"{content}[:-(message['input'] | length) - 1]", "input": "message['input']"}
@@ -192,7 +192,7 @@ def literal(text: str) -> str:
 
 
 def _written(template: str, values: Mapping[str, str]) -> str:
-    """Return an expression for a format string: its texts, and expressions for its ``{names}``."""
+    """Return a Jinja expression for a format string, with ``values`` for its ``{names}``."""
     parts, begin = list[str](), 0
     for match in _PLACE.finditer(template):
         parts.append(literal(template[begin : match.start()]))

@@ -1,10 +1,10 @@
 """axolotl's chat templates as Jinja for ``model.chat_template``, made of the formats in its table.
 
-A role's format is what stands before its text and after it. ``end`` ends an answer, and has loss with it;
-``header``, ``opens`` and ``after`` stand around them and have none. ``prompt`` follows the header where an
-answer is asked for. ``folds``: the system text stands inside the turn of the user for which this holds.
-``thinks``: thoughts stay in the answers after the last question alone, and the last answer has an empty one
-if it has none. ``forgets``: an answer is written from its last ``</think>`` on.
+A role's format is the text before its content and the text after it. An answer and its ``end`` have loss;
+``header``, ``opens`` and ``after`` around them have none. ``prompt`` follows the header where generation
+begins. ``folds``: a condition for the user turn that contains the system text. ``thinks``: only answers after
+the last question keep their thoughts, and the last answer gets an empty thought if it has none. ``forgets``:
+an answer begins after its last ``</think>``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ _NO_THOUGHT = (
 
 
 def named_template(reader: KeyReader) -> None:
-    """A template of axolotl's own, by its name: from its formats, or the text in its package, where that is
-    installed.
-    """
+    """Return axolotl's template of this name: from its formats, or from the installed package."""
     name = str(reader.given.get("chat_template") or "")
     if reader.decided("chat_template") or not name:
         return
@@ -65,8 +63,8 @@ def named_template(reader: KeyReader) -> None:
 
 
 def formats_of(reader: KeyReader) -> JsonObject:
-    """Return the formats of the file's template, without the system's if all data sets drop those turns;
-    empty if they are not known.
+    """Return the formats of the file's template, without the system's if all data sets drop system turns;
+    empty if unknown.
     """
     name = str(reader.given.get("chat_template") or "")
     formats = as_object(as_object(table("axolotl_templates")["templates"]).get(name))
@@ -77,7 +75,7 @@ def formats_of(reader: KeyReader) -> JsonObject:
 
 
 def _ends(reader: KeyReader) -> list[str]:
-    """Return what the file says to end a turn."""
+    """Return the file's settings for the end of a turn."""
     special = as_object(reader.given.get("special_tokens")).get("eos_token")
     return [str(token) for token in [*as_list(reader.given.get("eot_tokens")), special] if token]
 
@@ -108,7 +106,7 @@ def jinja(formats: JsonObject) -> str:
 
 
 def _system(formats: JsonObject) -> str:
-    """Return what writes the system turn: the first turn, or the template's own."""
+    """Return the Jinja of the system turn: the row's first turn, or the template's default."""
     before, after = _pair(formats, "system")
     text = _trimmed(formats, "system").replace("message", "messages[0]")
     first = "{%- set first = 1 if messages and messages[0]['role'] == 'system' else 0 -%}"
@@ -124,7 +122,7 @@ def _system(formats: JsonObject) -> str:
 
 
 def _answer(formats: JsonObject) -> list[str]:
-    """Return what writes an answer: what has loss stands in the generation block."""
+    """Return the Jinja of an answer, with the tokens that have loss in its generation block."""
     header, opens, after = (_text(formats, key) for key in ("header", "opens", "after"))
     end = _token(_text(formats, "end"))
     lines = [put(literal(header + opens))] if header + opens else []

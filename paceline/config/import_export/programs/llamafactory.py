@@ -26,7 +26,8 @@ def llamafactory_defaults() -> dict[str, object]:
 
 
 def _stable_decay(reader: KeyReader) -> None:
-    """Its default of ``warmup_stable_decay``: of the steps after the warm-up a third is stable."""
+    """Set LLaMA-Factory's default of ``warmup_stable_decay``: a third of the steps after the warm-up is
+    stable."""
     if reader.text("lr_scheduler_type") != "warmup_stable_decay":
         return
     kwargs = as_object(reader.given.get("lr_scheduler_kwargs"))
@@ -50,7 +51,7 @@ def _stable_decay(reader: KeyReader) -> None:
 
 
 def _swanlab(reader: KeyReader) -> None:
-    """SwanLab has a separate switch next to ``report_to``."""
+    """Decide SwanLab's switch, which is separate from ``report_to``."""
     if not reader.on("use_swanlab"):
         return
     report_to = reader.value("report_to")
@@ -62,7 +63,7 @@ def _swanlab(reader: KeyReader) -> None:
 
 
 def _listed(reader: KeyReader) -> None:
-    """A separate YAML lists the data sets of version 1: name → path, source, split."""
+    """Return the data sets of version 1, listed in a separate YAML: name → path, source, split."""
     name = str(reader.given["train_dataset"])
     file = next((f for f in (Path(name), Path(reader.result.file).parent / name) if f.is_file()), None)
     if file is None or file.suffix not in (".yaml", ".yml"):
@@ -80,8 +81,8 @@ def _listed(reader: KeyReader) -> None:
 
 
 def _freezing(reader: KeyReader) -> None:
-    """``finetuning_type: freeze`` trains the last N layers (the first ones if N is negative), or modules of
-    them, and modules outside of the layers (``model.adapter._setup_freeze_tuning``).
+    """Decide ``finetuning_type: freeze`` (``model.adapter._setup_freeze_tuning``). It trains the last N
+    layers (the first ones if N is negative), or modules of them, and modules outside of the layers.
     """
     count = reader.value("freeze_trainable_layers")
     if not isinstance(count, int) or reader.on("use_llama_pro"):

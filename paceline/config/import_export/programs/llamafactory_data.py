@@ -44,7 +44,7 @@ SETS = (("dataset", "data.train"), ("eval_dataset", "data.eval"))
 
 
 def datasets(reader: KeyReader) -> None:
-    """Decide ``dataset``, ``eval_dataset`` and what is around them."""
+    """Decide ``dataset``, ``eval_dataset`` and related keys."""
     info, stage = _info(reader), reader.text("stage")
     for key, path in SETS:
         names = reader.given.get(key)
@@ -103,7 +103,7 @@ def _named(reader: KeyReader, key: str, path: str, names: list[str], info: JsonO
 
 
 def _read_here_alone(entry: JsonObject, data_set: JsonObject, folder: Path) -> list[str]:
-    """Return the columns that rows have and LLaMA-Factory passes over: ``columns`` does not name them."""
+    """Return the columns that Paceline would read and LLaMA-Factory ignores, since ``columns`` omits them."""
     row, columns = first_row(str(data_set["path"]), folder), as_object(entry.get("columns"))
     return [
         f"the column {name} is read here; there not, as columns does not name it"
@@ -124,7 +124,7 @@ def _info(reader: KeyReader) -> JsonObject:
 
 
 def _data_set(entry: JsonObject, folder: str, stage: str) -> tuple[JsonObject, list[str]]:
-    """Return one of our data sets for an entry of ``dataset_info.json``, and what of it none can hold."""
+    """Return our data set for an entry of ``dataset_info.json``, and the options that it cannot keep."""
     file, hub = entry.get("file_name"), entry.get("hf_hub_url") or entry.get("ms_hub_url")
     reader = KeyReader("LLaMA-Factory", "dataset_info.json", flat(entry), {}, {})
     reader.facts["stage"] = stage

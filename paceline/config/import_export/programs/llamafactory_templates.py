@@ -1,6 +1,6 @@
 """LLaMA-Factory's templates as Jinja for ``model.chat_template``, made of the formats in its table.
 
-A turn of the user ends with the header of the answer; what an answer writes, with what ends it, has loss.
+A user turn ends with the answer's header; the answer and its end token have loss.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _departures(formats: JsonObject) -> Iterator[str]:
 
 
 def _thoughts(reader: KeyReader, formats: JsonObject, stage: str, source: str) -> None:
-    """Where LLaMA-Factory takes thoughts out of the rows of reasoning models; here they stay."""
+    """Report rows whose thoughts LLaMA-Factory removes for reasoning models; Paceline keeps them."""
     if "Reasoning" not in str(formats.get("class")):
         reader.nothing(("enable_thinking", "preserve_thinking"), "it acts on templates of reasoning models")
         return
@@ -132,7 +132,7 @@ def jinja(formats: JsonObject, system: str | None = None, think: bool = True) ->
 
 
 def _empty_thought(formats: JsonObject) -> str:
-    """Return what writes an empty thought before an answer that has none; "" for other models."""
+    """Return the Jinja of an empty thought before an answer without one; "" for other models."""
     kind = str(formats.get("class"))
     if "Reasoning" not in kind:
         return ""

@@ -29,7 +29,7 @@ COMMANDS = {"sft": _SFT, "pt": (*_SFT, "PretrainArguments"), "rlhf": (*_SFT, *_R
 
 
 def command_of(arguments: JsonObject, word: str | None) -> str:
-    """Return which command a file is for: ``word`` (a command, or an algorithm), else by its own keys."""
+    """Return a file's command, from ``word`` (a command or an algorithm), else from its keys."""
     if word in COMMANDS:
         return word
     alone = set(defaults("swift", COMMANDS["rlhf"])) - set(defaults("swift", COMMANDS["sft"]))
@@ -49,7 +49,7 @@ _ROWS = 16  # of a step, where gradient_accumulation_steps is not given
 
 
 def processes(reader: KeyReader) -> int:
-    """Return how many processes ``swift`` starts in all: one, without NPROC_PER_NODE."""
+    """Return the total number of processes that ``swift`` starts: one without NPROC_PER_NODE."""
     variables = as_object(reader.given.get(ENVIRONMENT))
     # auto and gpu are no numbers: one process is assumed
     counts = [str(variables.get(name, 1)) for name in _PROCESSES]
@@ -57,7 +57,7 @@ def processes(reader: KeyReader) -> int:
 
 
 def precision(reader: KeyReader) -> None:
-    """The weights' dtype decides the precision: bfloat16 is bf16, float16 and float32 are fp16."""
+    """Decide the precision from the weights' dtype: bfloat16 gives bf16, float16 and float32 give fp16."""
     word = reader.text("torch_dtype")
     model_config = config_of(reader)
     note = "" if word else "of the model's config.json"
@@ -88,7 +88,8 @@ def precision(reader: KeyReader) -> None:
 
 
 def batch(reader: KeyReader) -> None:
-    """Without gradient_accumulation_steps a step has 16 rows over all processes; GRPO accumulates nothing."""
+    """Decide the batch. Without gradient_accumulation_steps a step has 16 rows over all processes; GRPO has
+    no accumulation."""
     count, rows = processes(reader), reader.value("per_device_train_batch_size")
     if not reader.is_given("gradient_accumulation_steps"):
         steps, note = 1, ""
@@ -110,7 +111,8 @@ def batch(reader: KeyReader) -> None:
 
 
 def generations(reader: KeyReader) -> None:
-    """``generation_batch_size`` counts answers over all processes, ``steps_per_generation`` micro-batches."""
+    """Decide ``generation_batch_size`` (answers over all processes) and ``steps_per_generation``
+    (micro-batches)."""
     rows, answers = reader.value("per_device_train_batch_size"), reader.given.get("generation_batch_size")
     if reader.is_given("steps_per_generation"):
         steps = reader.given["steps_per_generation"]
@@ -139,7 +141,7 @@ _REWARDS: dict[str, JsonObject] = {
 
 
 def rewards(reader: KeyReader) -> None:
-    """Decide reward functions and models; weights are of the functions, then of the models."""
+    """Decide reward functions and models; the list of weights covers first the functions, then the models."""
     names, models = (
         list(map(str, as_list(reader.given.get(key)))) for key in ("reward_funcs", "reward_model")
     )
@@ -169,7 +171,7 @@ def rewards(reader: KeyReader) -> None:
 
 
 def server(reader: KeyReader) -> None:
-    """``vllm_mode: server``: the server's address; it is vLLM's own here, not `swift rollout`."""
+    """Decide ``vllm_mode: server`` and its address; Paceline needs vLLM's own server, not `swift rollout`."""
     base, host = (
         as_list(reader.given.get("vllm_server_base_url")),
         as_list(reader.given.get("vllm_server_host")),
@@ -191,7 +193,7 @@ def server(reader: KeyReader) -> None:
 
 
 def freezing(reader: KeyReader) -> None:
-    """Names that are frozen, then names that are trained again: by their beginning, or by a regular
+    """Decide the names that are frozen and the exceptions that are trained: by prefix, or by a regular
     expression that is searched (``swift.utils.freeze_parameters`` and ``activate_parameters``).
     """
     named: dict[str, list[Json]] = {}

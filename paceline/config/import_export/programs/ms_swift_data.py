@@ -66,7 +66,7 @@ def _notes(reader: KeyReader, key: str, says: str) -> None:
 
 
 def _of_a_model(reader: KeyReader, key: str, where: str, subset: str) -> JsonObject:
-    """Rows of swift/self-cognition say who the model is: by ``model_name`` and ``model_author``."""
+    """Decide ``model_name`` and ``model_author``, which fill the rows of swift/self-cognition."""
     texts: JsonObject = {}
     for name in ("name", "author"):
         given = as_list(reader.given.get(f"model_{name}"))
@@ -89,7 +89,8 @@ def _of_command(reader: KeyReader, data_set: JsonObject, command: str) -> Json:
 
 
 def _pretrained(reader: KeyReader, name: str) -> JsonObject:
-    """`swift pt` writes no chat template: rows of text (any name of an answer) are that text and its end."""
+    """Decide the data of `swift pt`, which applies no chat template: a row is its text and the end of
+    text."""
     row = first_row(name, Path(reader.result.file).parent)
     column = next(
         (
@@ -124,9 +125,10 @@ def _columns(reader: KeyReader) -> JsonObject:
 
 
 def loss_scale(reader: KeyReader) -> None:
-    """Which tokens have loss: the strategy of ``loss_scale``, and what is left of it.
+    """Decide which tokens have loss, by the strategy in ``loss_scale``.
 
-    What it says of empty thoughts is the chat template's. In `swift rlhf` the default is the last answer's.
+    Its part about empty thoughts belongs to the chat template. In `swift rlhf` only the last answer has loss
+    by default.
     """
     strategy, *more = reader.text("loss_scale").split("+")
     if strategy not in ("default", "last_round", "all", ""):
@@ -138,7 +140,7 @@ def loss_scale(reader: KeyReader) -> None:
 
 
 def length(reader: KeyReader) -> None:
-    """``max_length`` limits a row; in rollouts the prompt alone."""
+    """Decide ``max_length``, which limits a row; in rollouts only the prompt."""
     model_config = config_of(reader)
     written = reader.given.get("max_length")
     limit = written or model_config.get("max_position_embeddings")
@@ -156,7 +158,7 @@ def length(reader: KeyReader) -> None:
 
 
 def completion_length(reader: KeyReader) -> int:
-    """Return the limit of generated answers; older names of it win, as in ms-swift."""
+    """Return the limit of generated answers; its older names win, as in ms-swift."""
     for key in ("response_length", "max_new_tokens", "max_completion_length"):
         value = reader.value(key)
         if isinstance(value, int) and value:

@@ -1,6 +1,6 @@
 """ms-swift's chat templates as Jinja for ``model.chat_template``, made of the formats in its table.
 
-What an answer writes, and the end behind it, has loss; the opening of an answer stands behind its question.
+An answer and its end token have loss; the answer's opening belongs to the question before it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _PATH = "model.chat_template"
 
 @dataclass(frozen=True)
 class Writing:
-    """What a command says of its template.
+    """A command's settings for its template.
 
-    - ``system``: of rows without a system turn (None: the template's own)
-    - ``last_round``: thoughts stay in the last answer alone, as in `swift rlhf`
+    - ``system``: the system text of rows without one (None: the template's own)
+    - ``last_round``: only the last answer keeps its thought, as in `swift rlhf`
     - ``thinks``: the model is asked to think; None: as the template says
-    - ``keeps_thoughts``: of earlier answers; None: as the template says
+    - ``keeps_thoughts``: earlier answers keep theirs; None: as the template says
     - ``adds_thoughts``: an answer without a thought gets an empty one
-    - ``learns_empty_thoughts``: they have loss
+    - ``learns_empty_thoughts``: these have loss
     - ``bos``: a text begins with the tokenizer's BOS, where the template leaves it to the tokenizer
     """
 
@@ -54,7 +54,7 @@ class Writing:
 
 
 def template(reader: KeyReader) -> None:
-    """Decide ``template``, the one of the model where it is not given, and the keys around it."""
+    """Decide ``template`` (by default the model's) and related keys."""
     model, kind = str(reader.given.get("model") or ""), str(reader.given.get("model_type") or "")
     config, written = config_of(reader), reader.given.get("template")
     names = [str(written)] if written else template_names(model, kind, config)
@@ -100,7 +100,7 @@ def _unknown(reader: KeyReader, names: list[str], written: Json) -> None:
 
 
 def _writing(reader: KeyReader, bos: bool) -> Writing:
-    """Return what the file says of its template."""
+    """Return the file's settings for its template."""
 
     def switch(key: str) -> bool | None:
         return None if reader.given.get(key) is None else reader.on(key)
@@ -117,10 +117,10 @@ def _writing(reader: KeyReader, bos: bool) -> Writing:
 
 
 def template_names(model: str, model_type: str, config: JsonObject) -> list[str]:
-    """Return the templates of which ms-swift takes the one of a model: of its name, its type, its config.
+    """Return ms-swift's possible templates of a model, by its name, type and config.
 
-    Several: it asks for ``--template``. A model of which it knows nothing has ``dummy``; none: there is no
-    config here.
+    With several ms-swift asks for ``--template``. An unknown model has ``dummy``; the result is empty if
+    there is no config here.
     """
     tables = table("swift_templates")
     last = model.rstrip("/").rpartition("/")[2].lower()
@@ -176,7 +176,7 @@ def jinja(formats: JsonObject, writing: Writing) -> str:
 
 
 def differences(formats: JsonObject) -> list[str]:
-    """Return what the Jinja of a template does otherwise, for rows of questions and answers."""
+    """Return how the Jinja of a template differs from ms-swift, for rows of questions and answers."""
     prompt = _text_of(formats.get("prompt"))
     header = prompt.rpartition("{{QUERY}}")[2] or prompt
     after = _text_of(formats.get("chat_sep")) + prompt
@@ -196,7 +196,7 @@ def differences(formats: JsonObject) -> list[str]:
 
 
 def _question(formats: JsonObject, writing: Writing, trimmed: str) -> list[str]:
-    """Turns of the user in a row are one question, which ends with the header of the answer."""
+    """Return the Jinja of a question: consecutive user turns, and the answer's header."""
     prompt = _put(_written(formats.get("prompt")))
     if system_prompt := formats.get("system_prompt"):
         # without a system text ms-swift leaves its marker there
@@ -240,7 +240,8 @@ def _answer(formats: JsonObject, writing: Writing) -> list[str]:
 
 
 def _content(formats: JsonObject, writing: Writing) -> list[str]:
-    """The text of an answer, with its thought as ms-swift writes it; what has no loss is written first."""
+    """Return the Jinja of an answer's text, with its thought as in ms-swift; the part without loss comes
+    first."""
     does, empty = as_list(formats.get("does")), str(formats.get("non_thinking_prefix") or "")
     lines = ["{%- set content = message['content'] -%}"]
     if "strips lines" in does:
@@ -282,12 +283,12 @@ def _content(formats: JsonObject, writing: Writing) -> list[str]:
 
 
 def _earlier(writing: Writing) -> str:
-    """Return when answers before the last question are written as the last one."""
+    """Return the condition under which earlier answers are rendered like the last one."""
     return "false" if writing.last_round else "not add_generation_prompt"
 
 
 def _drops(formats: JsonObject, writing: Writing) -> str:
-    """Return when thoughts of earlier answers are left out; empty for never."""
+    """Return the condition under which earlier answers lose their thoughts; empty for never."""
     keeps = formats.get("preserve_thinking") if writing.keeps_thoughts is None else writing.keeps_thoughts
     if keeps is not None:
         return "" if keeps else "true"
@@ -297,7 +298,7 @@ def _drops(formats: JsonObject, writing: Writing) -> str:
 
 
 def _opening(formats: JsonObject, writing: Writing) -> str:
-    """Return what an answer begins with that is generated: a thought, or an empty one."""
+    """Return the opening of a generated answer: a thought, or an empty one."""
     empty = str(formats.get("non_thinking_prefix") or "")
     thinks = writing.thinks
     if thinks is None:

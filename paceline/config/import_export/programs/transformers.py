@@ -38,14 +38,14 @@ def transformers_defaults() -> dict[str, object]:
 
 
 def aliases(reader: KeyReader) -> None:
-    """Decide the keys that a table has left open by our own names."""
+    """Decide the keys that a table has left open, by Paceline's own names."""
     for key in reader.open_keys():
         by_alias(reader, key)
 
 
 def whole_weights_in(reader: KeyReader, key: str, word: str) -> None:
-    """Decide the dtype ``word`` of weights that are all trained. Transformers' Trainer steps them in the
-    dtype that they are loaded in. Under DeepSpeed and FSDP it steps float32 masters of them.
+    """Decide the dtype ``word`` of fully trained weights. Transformers' Trainer updates them in the dtype
+    that they were loaded in; under DeepSpeed and FSDP it updates float32 masters.
     """
     engine, system, stored = reader.engine(), reader.result.system, ""
     if word == "auto" and not engine:
@@ -71,7 +71,7 @@ def whole_weights_in(reader: KeyReader, key: str, word: str) -> None:
 
 
 def by_alias(reader: KeyReader, key: str) -> None:
-    """Decide a key by our own names, our aliases, and the keys known to have no effect."""
+    """Decide a key by Paceline's names, its aliases, and the keys known to have no effect."""
     value = reader.given[key]
     if value is None:
         reader.nothing(key, NO_VALUE)
@@ -162,7 +162,7 @@ def home_of(reader: KeyReader, alias: Alias) -> str:
 
 
 def _defaults(reader: KeyReader) -> None:
-    """Write out the system's defaults where ours are others."""
+    """Write out the system's defaults that differ from ours."""
     for key, value in reader.defaults.items():
         if key in _NOT_WRITTEN or value in ([], ()):
             continue
@@ -181,7 +181,7 @@ def _defaults(reader: KeyReader) -> None:
 
 
 def project(reader: KeyReader, report_to: Json) -> None:
-    """Decide the keys that name a tracker's project: the one of a tracker in ``report_to`` is kept."""
+    """Decide the keys that name a tracker's project; keep that of a tracker in ``report_to``."""
     used = [report_to] if isinstance(report_to, str) else report_to if isinstance(report_to, list) else []
     kept = ""
     for key, tracker in _PROJECTS.items():
@@ -198,7 +198,7 @@ def project(reader: KeyReader, report_to: Json) -> None:
 
 
 def _listed(value: object) -> object:
-    """``report_to`` is a list here and may be a word elsewhere."""
+    """Return ``report_to`` as a list; other programs also take a word."""
     if value == "none":
         return ()
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value

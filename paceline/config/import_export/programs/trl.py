@@ -74,7 +74,7 @@ REWARDS: dict[str, JsonObject] = {
 
 
 def lengths(reader: KeyReader) -> None:
-    """Ours limits prompt and answer together; TRL limits answers, and prompts no longer."""
+    """Decide the length limits: ours covers prompt and answer together, TRL's only answers."""
     answer, prompt = reader.value("max_completion_length"), reader.given.get("max_prompt_length")
     total = (answer if isinstance(answer, int) else 512) + (prompt if isinstance(prompt, int) else 2048)
     reader.set(

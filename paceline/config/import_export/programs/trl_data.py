@@ -64,7 +64,7 @@ def _part(reader: KeyReader, key: str, split: str) -> JsonObject:
 
 
 def _set_mixture(reader: KeyReader, mixture: list[Json]) -> None:
-    """Set the data sets; of those with TRL's ``fraction``, a share of the mixture, the first rows."""
+    """Set the data sets; TRL's ``fraction`` becomes a number of first rows."""
     key = "datasets" if "datasets" in reader.given else "dataset_mixture"
     items = [as_object(item) for item in mixture]
     shares = [item.pop("fraction", None) for item in items]
@@ -145,7 +145,7 @@ def _files(item: JsonObject) -> list[str]:
 
 
 def _unread(reader: KeyReader, path_of_set: str, item: JsonObject) -> None:
-    """Say what a data set of a mixture has that none of ours can."""
+    """Report the options of a mixture's data set that ours lack."""
     read = (*_OF_ITEM, "data_dir") if _files(item) else _OF_ITEM[:-1]
     for key in item.keys() - set(read):
         if item[key] not in (None, "", [], {}):
@@ -170,7 +170,7 @@ def _of_mixture(reader: KeyReader, path_of_set: str, item: JsonObject) -> list[J
 
 
 def _loss_on(reader: KeyReader) -> None:
-    """TRL puts loss on completions for rows of prompt and completion, else on every token."""
+    """Decide the loss mask: TRL puts loss on completions if rows have a prompt, else on every token."""
     if reader.on("assistant_only_loss"):
         reader.keep("assistant_only_loss", "data.train_on", "assistant")
         reader.nothing("completion_only_loss", "assistant_only_loss is on")

@@ -1,1 +1,1 @@
-"""The programs that a config of ours is exported to, and what each calls our keys."""
+"""Export of Paceline configs to other programs, and their names for our keys."""

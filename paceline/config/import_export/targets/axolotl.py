@@ -1,4 +1,4 @@
-"""What a file of axolotl needs beyond names: data sets with their prompt styles, and its words."""
+"""axolotl's keys that are not renamed one to one: data sets with their prompt styles, and special words."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ READ = {"sft": ("text", "messages")}
 
 
 def axolotl(config: Config, given: Given) -> JsonObject:
-    """Return the keys that are made of several."""
+    """Return the keys that combine several of ours."""
     data, training = config.data, config.training
     steps = training.warmup_steps
     whole = steps >= 1 or not steps
@@ -118,7 +118,7 @@ def _set(data_set: Dataset) -> Json:
 
 
 def rows_wanted(config: Config) -> bool:
-    """Whether axolotl needs the rows written anew, as turns that its chat template reads."""
+    """Whether the rows must be rewritten as turns for axolotl's chat template."""
     local = bool(config.data.train) and all(loader_of(d.path) for d in config.data.train)
     alike = reads_as_they_are(
         [*config.data.train, *(config.data.eval or ())], READ.get(config.training.algorithm, ())

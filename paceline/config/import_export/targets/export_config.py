@@ -1,7 +1,7 @@
 """Export a config of ours to another training system, or to DeepSpeed or Accelerate.
 
-Each effective value is written under that system's name, but for its own defaults. What is written for a
-training system is imported again: where that gives another value, the key is listed as one that is not kept.
+Each effective value is written under that system's name, except its defaults. A training system's file is
+then imported again: keys that come back with another value are listed as not kept.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ ROWS_WANTED: dict[str, Callable[[Config], bool]] = {"trl": trl.rows_wanted, "axo
 @dataclass
 class Exported:
     """The other system's keys in order; ``lost``: our path → what an import of them would set instead;
-    ``files``: texts beside it, by name; ``missing``: what it names and only ``--output`` writes.
+    ``files``: texts next to it, by name; ``missing``: files that it names and only ``--output`` writes.
     """
 
     system: str
@@ -140,7 +140,7 @@ def export_config(loaded: Loaded, system: str, given: Given | None = None) -> Ex
 
 
 def _missing(config: Config, system: str, given: Given) -> list[str]:
-    """Return what the file needs that is not there: first weights, and rows as the system reads them."""
+    """Return the missing inputs of the file: initial weights, and rows in the system's format."""
     wanted = system in ROWS_WANTED and ROWS_WANTED[system](config) and not given.rows
     model = ["the first weights of model.config"] if config.model.config and not given.model else []
     return model + ([f"rows as {system} reads them"] if wanted else [])
@@ -154,7 +154,7 @@ def _names(system: str, algorithm: str) -> dict[str, str]:
 
 
 def _whole(key: str, value: Json) -> Json:
-    """Return whole numbers of steps as such; elsewhere a float below 1 is a share."""
+    """Return a whole number of steps as an int: other systems read a float below 1 as a share."""
     steps = key.endswith("_steps") and isinstance(value, float) and value >= 1
     return int(value) if steps and isinstance(value, float) and value == int(value) else value
 
@@ -168,7 +168,8 @@ def _precision(config: Config, system: str, given: Given) -> JsonObject:
 
 
 def _sharding(config: Config) -> JsonObject:
-    """Return DeepSpeed's settings, which files of all three have; other strategies are a launcher's."""
+    """Return DeepSpeed's settings, which the files of all three systems can hold; other strategies are
+    options of a launcher."""
     training = config.training
     if not training.deepspeed and training.distributed_strategy not in _BY_DEEPSPEED:
         return {}
@@ -179,7 +180,7 @@ def _sharding(config: Config) -> JsonObject:
 
 
 def _leave_out_defaults(exported: Exported, algorithm: str) -> None:
-    """Leave out keys that the system does not read here, and defaults but for those that every file names."""
+    """Remove keys that the system does not read here, and defaults except those that every file names."""
     of_system = {
         "trl": lambda: trl_defaults(algorithm),
         "llamafactory": lambda: defaults("transformers") | defaults("llamafactory"),
@@ -211,7 +212,7 @@ def _lost(
 
 
 def _in_files(exported: Exported, given: Given) -> list[str]:
-    """Return our paths whose meaning stands in files beside, which an import names and does not read."""
+    """Return our paths whose values are in the files next to it, which an import does not read."""
     apart = (
         ["model.name_or_path", "model.config", "model.tokenizer", "model.chat_template"]
         if given.model
@@ -223,7 +224,7 @@ def _in_files(exported: Exported, given: Given) -> list[str]:
 
 
 def _settled(values: dict[str, Json], config: Config, given: Given) -> dict[str, Json]:
-    """Return the values with what ``auto`` is here: the precision, and which tokens have loss."""
+    """Return the values with ``auto`` resolved: the precision, and which tokens have loss."""
     settled = dict(values)
     if settled.get("training.mixed_precision") == "auto":
         settled["training.mixed_precision"] = given.precision
@@ -237,7 +238,7 @@ def _settled(values: dict[str, Json], config: Config, given: Given) -> dict[str,
 
 
 def _seen(data_set: Dataset) -> Json:
-    """Return a data set with its file's whole path, the form of its rows, and columns of other names."""
+    """Return a data set with its file's absolute path, the format of its rows, and renamed columns."""
     form, local = data_set.format, Path(data_set.path)
     columns = {ours: theirs for ours, theirs in data_set.columns.items() if ours != theirs}
     return {
@@ -249,7 +250,7 @@ def _seen(data_set: Dataset) -> Json:
 
 
 def _absolute(info: str, given: Given) -> str:
-    """Return ``dataset_info.json`` with the files' whole paths, to be read from another folder."""
+    """Return ``dataset_info.json`` with absolute paths, to be read from another folder."""
     entries: JsonObject = json.loads(info)
     for entry in map(as_object, entries.values()):
         if isinstance(file := entry.get("file_name"), str):

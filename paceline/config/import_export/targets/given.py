@@ -1,4 +1,5 @@
-"""What an export is given beside the config: this machine's precision, and the files that go with it."""
+"""Inputs of an export besides the config: this machine's precision, and the files next to the exported
+one."""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ _FORMS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Given:
-    """What is known where a file for another program is written.
+    """Inputs of an export that the config does not hold.
 
-    - ``precision``: ``no``, ``bf16`` or ``fp16``, which ``auto`` is on this machine
-    - ``folder``: of the file, from the current one; ``stem``: its name, with which names of files beside it
-      begin
+    - ``precision``: ``no``, ``bf16`` or ``fp16``, the value of ``auto`` on this machine
+    - ``folder``: the file's folder, relative to the current one; ``stem``: prefix of the names of files next
+    to it
     - ``rows``: a folder with ``train.jsonl`` (and ``test.jsonl``), written in the program's form ``form``
-    - ``model``: a folder with the first weights of a model from scratch
-    - ``files``: texts to write beside the file, by name; translators add to them
+    - ``model``: a folder with the initial weights of a model from scratch
+    - ``files``: texts to write next to the file, by name; translators add to them
     """
 
     precision: str = "no"
@@ -52,7 +53,7 @@ class Given:
         return str(Path(self.folder) / name)
 
     def form_of(self, config: Config) -> str:
-        """Return the form of the training rows; empty if they are not here or have another one."""
+        """Return the format of the training rows; empty if they are not here or have another one."""
         return self.form or next(filter(None, map(form_of, config.data.train)), "")
 
 
@@ -63,20 +64,22 @@ def loader_of(path: str) -> str | None:
 
 
 def form_of(data_set: Dataset) -> str:
-    """Return the form of a file's rows, by its first one; empty for others and for those not here."""
+    """Return the format of a file's rows, from its first row; empty if it is unknown or the file is not
+    here."""
     row = first_row(data_set.path, Path("."))
     return next((form for form, columns in _FORMS if set(columns) <= set(row)), "")
 
 
 def written_sets(given: Given, config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (part, path) of the rows that were written."""
+    """Yield (part, path) of the files of rows that were written."""
     yield "train", f"{given.rows}/train.jsonl"
     if config.data.eval:
         yield "test", f"{given.rows}/test.jsonl"
 
 
 def reads_as_they_are(data_sets: Sequence[Dataset], forms: tuple[str, ...]) -> bool:
-    """Whether every set is a file here with rows of one of ``forms``, under their own names."""
+    """Whether every data set has rows of one of ``forms``, without ``columns``, ``format`` or
+    ``converter``."""
     plain = all(not d.columns and not d.converter and d.format == "auto" for d in data_sets)
     return plain and all(form_of(d) in forms for d in data_sets)
 

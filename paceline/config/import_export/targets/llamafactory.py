@@ -1,4 +1,4 @@
-"""What a file of LLaMA-Factory needs beyond names: `dataset_info.json`, its template, its words."""
+"""LLaMA-Factory's keys that are not renamed one to one: `dataset_info.json`, template, special words."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COLUMNS = {"instruction": "prompt", "input": "query", "output": "response", "sy
 
 
 def llamafactory(config: Config, given: Given) -> JsonObject:
-    """Return the keys that are made of several, and add ``dataset_info.json``."""
+    """Return the keys that combine several of ours, and add ``dataset_info.json``."""
     data, algorithm = config.data, config.training.algorithm
     text = algorithm == "sft" and given.form_of(config) == "text"
     limits = {d.max_rows for d in data.train}
@@ -81,14 +81,15 @@ def _adapter(config: Config) -> JsonObject:
 
 
 def _template(config: Config) -> str | None:
-    """Return the name whose formats make our template; None: the tokenizer's own is parsed there."""
+    """Return the name of the template whose formats equal ours; None: LLaMA-Factory uses the tokenizer's own
+    template."""
     ours = config.model.chat_template
     known = as_object(table("llamafactory_templates")["templates"])
     return next((name for name, formats in known.items() if ours and jinja(as_object(formats)) == ours), None)
 
 
 def _data(config: Config, given: Given, evaluated: bool) -> JsonObject:
-    """Name each data set in ``dataset_info.json``, which lies beside the file."""
+    """List each data set in ``dataset_info.json``, next to the file."""
     data, entries = config.data, JsonObject()
     train = ",".join(_name(d, entries, given) for d in data.train)
     evals = ",".join(_name(d, entries, given) for d in data.eval or ()) if evaluated else ""

@@ -1,4 +1,5 @@
-"""What a file of TRL needs beyond names: data sets, templates, rewards, and what its parsers refuse."""
+"""TRL's keys that are not renamed one to one: data sets, templates, rewards, and values that its parsers
+refuse."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ READ = {"sft": ("text",)}
 
 
 def trl(config: Config, given: Given) -> JsonObject:
-    """Return the keys that are made of several, and add the files that they name."""
+    """Return the keys that combine several of ours, and add the files that they name."""
     data, training = config.data, config.training
     supervised, algorithm = training.algorithm == "sft", training.algorithm
     keys = _data(config, given) | (_adapter(config) if config.lora else {})
@@ -57,7 +58,8 @@ def _adapter(config: Config) -> JsonObject:
 
 
 def _data(config: Config, given: Given) -> JsonObject:
-    """TRL loads a folder with the files of its splits, or a mixture of loaders, which has no test split."""
+    """Return the data keys: a folder with the files of its splits, or a mixture of loaders without a test
+    split."""
     data = config.data
     held_out = {"test_split_size": data.validation_split} if data.validation_split else {}
     if given.rows and not held_out:
@@ -74,7 +76,7 @@ def _data(config: Config, given: Given) -> JsonObject:
 
 
 def _own_split(config: Config) -> str | None:
-    """Return the split of the training data, no file, that is evaluated."""
+    """Return the split of the training data that is evaluated; empty if it is a file."""
     data, evals = config.data, config.data.eval or ()
     same = len(data.train) == 1 and [d.path for d in evals] == [data.train[0].path]
     return evals[0].split if same and not loader_of(evals[0].path) else None
@@ -100,7 +102,7 @@ def _set(data_set: Dataset, shares: bool) -> Json:
 
 
 def _loss_on(config: Config, given: Given) -> JsonObject:
-    """Of prompts and completions TRL learns completions; of conversations every token, or answers."""
+    """Return the loss mask: TRL trains on completions, and in conversations on every token or on answers."""
     form, every = given.form_of(config), config.data.train_on == "all"
     if form in ("text", "completion"):
         return {"completion_only_loss": False} if every and form == "completion" else {}
@@ -117,7 +119,8 @@ def _template(config: Config, given: Given) -> JsonObject:
 
 
 def _rewards(config: Config, given: Given) -> JsonObject:
-    """TRL's own rewards by name; ours as functions in a file beside. Raises ConfigError for others."""
+    """Return TRL's own rewards by name, and ours as functions in a file next to it. Raises ConfigError for
+    others."""
     rollout = config.training.rollout
     rewards = rollout.rewards if rollout else ()
     models = [reward for reward in rewards if reward.name == "model"]
@@ -169,7 +172,7 @@ def _file(rewards: Sequence[tuple[str, RewardItem]]) -> str:
 
 
 def rows_wanted(config: Config) -> bool:
-    """Whether TRL needs the rows written anew: it reads turns, and evaluates splits of a folder."""
+    """Whether the rows must be rewritten for TRL, which reads turns and evaluates splits of a folder."""
     local = bool(config.data.train) and all(loader_of(d.path) for d in config.data.train)
     alike = reads_as_they_are(config.data.train, READ.get(config.training.algorithm, ()))
     return local and (not alike or bool(config.data.eval))

@@ -1,4 +1,4 @@
-"""Rewards of Paceline in the form in which TRL calls them: from answers and columns to one number each."""
+"""Paceline's rewards with TRL's signature: from answers and columns to one number each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _text(completion: Answer) -> str:
 
 
 def exact_match(ignore_case: bool = False) -> Reward:
-    """1 for the expected answer, without spaces around it."""
+    """1 for the expected answer, ignoring surrounding spaces."""
 
     def score(completions: Sequence[Answer], answer: Sequence[str], **_: Columns) -> list[float]:
         pairs = [(_text(c).strip(), str(a).strip()) for c, a in zip(completions, answer, strict=True)]
@@ -48,7 +48,7 @@ def overlong(max_length: int, buffer: int) -> Reward:
 
 
 def length(target: int, unit: str = "tokens") -> Reward:
-    """1 at the target, linearly less beside it."""
+    """1 at the target length, decreasing linearly on both sides."""
 
     def score(
         completions: Sequence[Answer], completion_ids: Sequence[Sequence[int]], **_: Columns

@@ -199,7 +199,7 @@ def _one_loss(values: JsonObject) -> JsonObject:
 
 
 def _numbers(value: Json) -> list[float]:
-    """Return a list's numbers; nothing if it is no list of numbers alone."""
+    """Return the numbers of a list; nothing for any other value."""
     items = value if isinstance(value, (list, tuple)) else ()
     numbers = [float(item) for item in items if isinstance(item, (int, float)) and not isinstance(item, bool)]
     return numbers if len(numbers) == len(items) else []

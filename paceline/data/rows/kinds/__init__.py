@@ -1,1 +1,1 @@
-"""The kinds of rows of data sets: one object each, named by an algorithm's spec."""
+"""The kinds of rows: one object per kind, named by an algorithm's spec."""

@@ -69,7 +69,7 @@ class RowKind(ABC):
     def prompted(
         self, examples: tuple[Example, ...], query_prompt: str, document_prompt: str
     ) -> tuple[Example, ...]:
-        """Return the examples of a row with the instructions before queries and documents, if it has such."""
+        """Return a row's examples with the prompts put before its queries and documents, if it has any."""
         return examples
 
     def trained_tokens(self, train_on: str) -> str:
@@ -77,7 +77,7 @@ class RowKind(ABC):
         return train_on
 
     def same(self, documents: Sequence[Iterable[int]]) -> bool:
-        """Whether the truncated documents of a row are equal, so that there is nothing to learn from them."""
+        """Whether the truncated documents of a row are equal, so that the row teaches nothing."""
         return False
 
     def unlearnable(
@@ -87,7 +87,8 @@ class RowKind(ABC):
         return ()
 
     def identity(self) -> list[str]:
-        """Return this kind's part of the cache key: its name, and the source's digest of a user's own."""
+        """Return this kind's part of the cache key: its name, and for a user's kind the digest of its
+        source."""
         kind = type(self)
         if "stored_name" in vars(kind):
             # Sets prepared so far have this text, whatever the module and the class are called by now

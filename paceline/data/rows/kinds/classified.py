@@ -41,7 +41,8 @@ _NOTES = ("label", "labels", "class", "category", "target", "intent")
 
 
 def _is_vector(label: list[Cell]) -> bool:
-    """Whether it is Transformers' multi-label form: a 0 or 1 for each class, not the classes."""
+    """Whether a label is Transformers' multi-label vector (a 0 or 1 for each class), not a list of
+    classes."""
     flags = [value == 1.0 for value in label if value in (0.0, 1.0)]
     repeated = len(set(flags)) < len(flags) or all(isinstance(value, float) for value in label)
     return len(flags) == len(label) > 1 and repeated

@@ -102,7 +102,7 @@ class Labelled(RowKind):
     def unlearnable(
         self, columns: Mapping[str, Sequence[float] | NDArray[np.float64]], where: str
     ) -> Iterator[Diagnostic]:
-        """data.one_label"""
+        """Warn (``data.one_label``) if all answers have the same label."""
         labels = columns[LABEL]
         good = sum(1 for label in labels if label)
         if len(labels) and good in (0, len(labels)):

@@ -3,8 +3,9 @@
 The prompt is ``prompt`` (text or turns), ``conversations`` or ``messages`` (turns that end with a question),
 or ``instruction`` with ``input``. Without any of these it is the common beginning of both answers, as TRL
 extracts it: turns of conversations, or text up to a blank. Such texts are tokenized as they are, without a
-chat template, hh-rlhf's transcripts too. Beside a prompt they may be conversations: what both begin with is
-the prompt then. A text ``prompt`` that is a transcript (``Human:``, ``Assistant:``) is read as turns.
+chat template, hh-rlhf's transcripts too. With a prompt column both answers may be conversations: their common
+beginning is then the prompt. A text ``prompt`` that is a transcript (``Human:``, ``Assistant:``) is read as
+turns.
 
 Each answer is a text, one turn or a list of turns, with the keys of ShareGPT (``from``, ``value``) or of
 messages (``role``, ``content``). ms-swift's ``messages`` with
@@ -59,9 +60,9 @@ def detect_answers(
 ) -> Shape:
     """Detect the shape of answers to a prompt, from required (``needed``) and optional (``beside``) columns.
 
-    The first of ``needed`` is an answer, unless the prompt's turns hold it (``spoken``). ``alone``: note for
-    rows without a prompt column (empty: one is required). Raises DataError, with
-    ``wrong`` if columns are missing.
+    The first of ``needed`` is an answer, unless the prompt's turns hold it (``spoken``). ``alone``: the note
+    for rows without a prompt column (empty: it is required). Raises DataError, with ``wrong`` if columns are
+    missing.
     """
     names = column_names(rows)
     wrong = replace(wrong, found=listed(names))
@@ -114,10 +115,10 @@ def _preferred(
     mapping: Mapping[str, str],
     answer: str | None,
 ) -> list[str]:
-    """Return the columns that may be the prompt: the user's choice, then ``prompt``, then turns.
+    """Return the candidate columns for the prompt: the user's choice, then ``prompt``, then turns.
 
-    Turns that end with an answer already are no prompt where the row has another one. ``answer``: the column
-    with an answer; None if turns hold it.
+    Turns that already end with an answer are no prompt if the row has another candidate. ``answer``: the
+    column with an answer; None if turns hold it.
     """
     mapped = [name for name in prompts if name in mapping]
     turns = [name for name in prompts if name in _TURNS]
@@ -171,7 +172,7 @@ def _split(row: Row, columns: Mapping[str, str]) -> tuple[list[Message], list[li
 
 
 def _common_characters(chosen: str, rejected: str) -> int:
-    """Return how much of two texts is the prompt, cut as TRL cuts, but never within a word.
+    """Return the length of two texts' common prompt, as in TRL, but never ending within a word.
 
     Raises RowError.
     """
@@ -191,9 +192,9 @@ def _common_characters(chosen: str, rejected: str) -> int:
 
 
 def _with_systems(prompt: list[Message], begins: list[Message]) -> list[Message]:
-    """Return what both answers begin with, after system turns of the prompt that it lacks.
+    """Return the answers' common beginning, with the prompt's system turns before it if it lacks them.
 
-    Raises RowError if the prompt is no part of it.
+    Raises RowError if it does not contain the prompt.
     """
     questions = [_role_and_text(turn) for turn in prompt if turn["role"] not in _SYSTEMS]
     shared_questions = [_role_and_text(turn) for turn in begins if turn["role"] not in _SYSTEMS]
@@ -208,7 +209,7 @@ def _with_systems(prompt: list[Message], begins: list[Message]) -> list[Message]
 def after_prompt(
     prompt: list[Message], answers: list[list[Message]]
 ) -> tuple[list[Message], list[list[Message]]]:
-    """Return prompt and answers, where the answers may be conversations that repeat the prompt.
+    """Return prompt and answers; the answers may be conversations that repeat the prompt.
 
     They may have a system turn that the prompt lacks. Raises RowError if they begin with another question, or
     if the prompt ends with an answer already.
@@ -248,7 +249,7 @@ def prompt_of(row: Row, columns: Mapping[str, str]) -> list[Message] | None:
 
 
 def _prompt_turns(value: Cell, name: str) -> list[Message]:
-    """Return the turns of a prompt; of a text that is a transcript up to the answer's mark, its turns."""
+    """Return the turns of a prompt, also of a text that is a transcript up to the answer's mark."""
     spoken = turns_in(value) if isinstance(value, str) else []
     return spoken if is_open(spoken) else turns_or_text(value, name, "user")
 
@@ -260,14 +261,14 @@ def _shared(first: list[Message], second: list[Message]) -> int:
 
 
 def check_answer(turns: Sequence[Message], detail: str) -> None:
-    """Raise RowError unless turns have an answer, and all that the assistant says there is something."""
+    """Raise RowError unless the turns have an answer, and no answer is empty."""
     answers = [has_meaning(turn) for turn in turns if turn["role"] == "assistant"]
     if not answers or not all(answers):
         raise RowError("no_answer", detail)
 
 
 def check_question(prompt: Sequence[Message]) -> None:
-    """Raise RowError unless a user asks something in a prompt."""
+    """Raise RowError unless the prompt has a non-empty user turn."""
     if not any(turn["content"].strip() for turn in prompt if turn["role"] == "user"):
         raise RowError("empty", "the prompt is empty")
 

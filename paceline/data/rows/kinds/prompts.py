@@ -1,4 +1,4 @@
-"""Prompts that the model answers itself, with what a reward needs to judge the answer.
+"""Prompts that the model answers itself, with the data that a reward needs.
 
 The prompt is ``prompt``, ``question``, ``query``, ``problem`` or ``instruction`` (a text, ``input`` is
 appended to an instruction), or turns under any of these, ``messages`` or ``conversations``. A last assistant
@@ -28,7 +28,7 @@ _BESIDE = ("input", "system")  # in this order: only an instruction has an input
 
 
 class Prompts(RowKind):
-    """One prompt per row, with what a reward needs to judge its answers."""
+    """One prompt per row, with the data that a reward needs."""
 
     stored_name = "prompts"
     words = "prompts"
@@ -46,7 +46,7 @@ class Prompts(RowKind):
     ) -> Shape:
         """Detect the shape of prompts from the first rows.
 
-        ``columns`` maps ``prompt``, ``answer`` (or other names of theirs), ``input`` and ``system``. Raises
+        ``columns`` maps ``prompt``, ``answer`` (or their other names), ``input`` and ``system``. Raises
         DataError without a prompt, with several, or if a mapped column is missing.
         """
         names, given = column_names(rows), dict(mapping or {})

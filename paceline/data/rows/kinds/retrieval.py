@@ -1,10 +1,10 @@
-"""Queries with their documents: what embedding models and rerankers learn from.
+"""Queries with their documents, for embedding models and rerankers.
 
 The query is ``anchor``, ``query``, ``sentence1`` or ``question``. Its document is ``positive``,
-``sentence2``, ``document``, ``response`` or ``answer``. Documents that do not answer it are ``negative``,
-``negative_1`` and so on, ``negatives`` or ``rejected_response``. A grade is ``score``, ``label``, ``labels``
-or ``similarity``. A text may be one, or a list of them. ms-swift's ``messages``, ``positive_messages`` and
-``negative_messages`` are read as texts of their last turns.
+``sentence2``, ``document``, ``response`` or ``answer``. Negatives (documents that do not answer it) are
+``negative``, ``negative_1`` and so on, ``negatives`` or ``rejected_response``. A grade is ``score``,
+``label``, ``labels`` or ``similarity``. A text may be one, or a list of them. ms-swift's ``messages``,
+``positive_messages`` and ``negative_messages`` are read as texts of their last turns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NEGATIVES = re.compile(r"negatives?(_?\d+)?|negative_messages|rejected_(respons
 class Retrieval(RowKind):
     """A query, its document and any number of documents that do not answer it, each a document of the batch.
 
-    ``part`` is 0 for a query, 1 for its document, 2 for the others; ``score`` is NaN where rows have none.
+    ``part`` is 0 for a query, 1 for its document, 2 for a negative; ``score`` is NaN if rows have none.
     """
 
     stored_name = "retrieval"
@@ -78,7 +78,7 @@ class Retrieval(RowKind):
         )
 
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
-        """Return the query, its document and the others. Raises RowError."""
+        """Return the query, its document and the negatives. Raises RowError."""
         query, positives, negatives = _texts(row, shape.columns)
         if len(positives) != 1:
             raise RowError("several_documents", f"'{shape.columns['positive']}' has {len(positives)}")
@@ -132,7 +132,7 @@ class Ranked(Retrieval):
 
 
 def _texts(row: Row, columns: Mapping[str, str]) -> tuple[str, list[str], list[str]]:
-    """Return (query, its documents, the others) of a row. Raises RowError."""
+    """Return (query, its documents, the negatives) of a row. Raises RowError."""
     queries = list(_listed(row.get(columns["query"]), columns["query"]))
     if len(queries) != 1:
         raise RowError("missing_column" if not queries else "bad_messages", f"'{columns['query']}'")

@@ -1,6 +1,6 @@
 """Check that a plan has room on each card and in each node's memory, at startup and between steps.
 
-Only certain needs count here and are refused: whole models at startup, exact states, interpreters.
+Only exactly known needs count here and can refuse a plan: whole models at startup, states, interpreters.
 Activations and buffers come on top; the forecast (``predict``) estimates them, is a few per cent off, and
 therefore refuses nothing by itself.
 """
@@ -42,10 +42,11 @@ KEY = "training.distributed_strategy"
 
 @dataclass(frozen=True)
 class MemoryNeeded:
-    """Bytes that are certainly needed: per card (``start_card``, ``states_card``: the fullest) and per node.
+    """Bytes that are needed in any case: per card (``start_card``, ``states_card``: the fullest) and per
+    node.
 
-    ``states_card`` and ``states_host`` are None if the states of a model cannot be counted. ``words``: how
-    the strategy starts; ``start_read``: bytes of models' files that a node reads meanwhile.
+    ``states_card`` and ``states_host`` are None if the states of a model cannot be counted. ``words``:
+    describes the strategy's start; ``start_read``: bytes of model files that a node reads meanwhile.
     """
 
     start_card: int
@@ -61,7 +62,8 @@ class MemoryNeeded:
 
 
 def room_of(plan: Plan, hardware: Hardware) -> MemoryNeeded | None:
-    """Return what ``plan`` needs on ``hardware``; None if the model's size or the startup is unknown."""
+    """Return the memory that ``plan`` needs on ``hardware``; None if the model's size or the startup is
+    unknown."""
     start = _start(plan)
     if start is None or plan.shape is None or plan.memory is None:
         return None
@@ -123,7 +125,8 @@ def bytes_by_device(plan: Plan, states: ModelStates, on_cpu: bool = False) -> St
 
 
 def _buffers(plan: Plan) -> bool:
-    """Whether an engine allocates gradients with a model; on a host their pages are there when written."""
+    """Whether an engine allocates gradients with a model; on a host, memory is used only once they are
+    written."""
     return plan.world_size > 1 and strategy_spec(plan.strategy).gradient_buffers
 
 
@@ -134,7 +137,7 @@ def _built(plan: Plan, states: ModelStates, on_cpu: bool, gradients: bool, times
 
 
 def _with_passing(model: ModelBytes, held: int, on_cpu: bool) -> ModelBytes:
-    """Return ``model`` of which a rank holds ``held`` bytes for a moment."""
+    """Return ``model`` with the ``held`` bytes that a rank holds temporarily."""
     if on_cpu:
         return replace(model, passing_host=max(model.passing_host, held - model.host))
     return replace(model, passing=max(model.passing, held - model.card))
@@ -149,7 +152,8 @@ def _model_bytes(
     on_cpu: bool,
     trained: bool,
 ) -> ModelBytes:
-    """Return what a model of ``shape`` takes while it is read and built, and what is ``kept`` of it."""
+    """Return the memory of a model of ``shape`` while it is read and built; ``kept``: its states
+    afterwards."""
     if shape is None:
         return ModelBytes(0, kept.card, kept.host)
     size = SIZES[plan.precision.master]
@@ -200,13 +204,13 @@ def _after_packed(pieces: Sequence[LocalTensor]) -> int:
 
 
 def _largest_layer(shape: ModelShape) -> float:
-    """Return the numbers of the largest weight of a layer, of stacked experts of one."""
+    """Return the number of elements of a layer's largest weight (of stacked experts, of one expert)."""
     layers = [p for p in parameters_of(shape) if p.layer is not None]
     return max((p.numel / (p.shape[0] if len(p.shape) > 2 else 1) for p in layers), default=0.0)
 
 
 def _as_stored(plan: Plan, shape: ModelShape, piece: LocalTensor, trained: bool) -> bool:
-    """Whether a frozen weight is kept as it lies in its file."""
+    """Whether a frozen weight is kept in its file's dtype."""
     copies = plan.memory is not None and plan.memory.copies
     kept = plan.precision.compute if copies and piece.has_copy else plan.precision.master
     return kept == shape.stored and piece.size > 1 and not (trained and piece.trained)
@@ -225,7 +229,8 @@ def master_bytes(plan: Plan) -> int:
 
 
 def _fullest(plan: Plan) -> list[ModelStates] | None:
-    """Return the states of each model on the fullest rank (rank 0 for several models); None if unknown."""
+    """Return the states of each model on the rank with the most bytes (rank 0 for several models); None if
+    unknown."""
     if not plan.models:
         largest = None if plan.memory is None else plan.memory.largest
         return None if largest is None else [largest]
@@ -324,7 +329,7 @@ def _start(plan: Plan) -> LoadingSpec | None:
 
 
 def _startable(plan: Plan) -> str:
-    """Return a hint: what would start with less memory."""
+    """Return a hint on strategies that start with less memory."""
     reads = (
         "distributed_strategy: fsdp with fsdp: full_shard (no device holds more than its shard, and"
         " no process more than one model)"
@@ -360,8 +365,8 @@ _CUTS_WEIGHTS = 3  # the stage of ZeRO
 
 
 def bytes_a_node(plan: Plan, start: LoadingSpec) -> int:
-    """Return the bytes of models' files that a node reads in a new run: its ranks' parts where each reads its
-    own, else all. 0 where weights are drawn from the seed.
+    """Return the bytes of models' files that a node reads in a new run: its ranks' parts if each rank reads
+    its own, else all. 0 if weights are initialised from the seed.
     """
     models: dict[str, ModelShape] = {}
     if plan.shape is not None and plan.shape.in_files:
@@ -387,7 +392,7 @@ def bytes_a_node(plan: Plan, start: LoadingSpec) -> int:
 
 
 def in_words(num_bytes: int) -> str:
-    """Return what a node reads, and how long that takes at the assumed speed; empty for nothing."""
+    """Return a text on the bytes that a node reads, and the time at the assumed speed; empty for none."""
     if not num_bytes:
         return ""
     seconds = human_seconds(num_bytes / ASSUMED_SPEED)

@@ -6,13 +6,13 @@ Counted as ``Strategy.state_bytes`` measures:
   and an engine's fp32 masters
 - ``gradients``: those ready for the optimizer after the last backward of an accumulation window
 - ``optimizer``: the moments
-- ``counters``: the optimizer's step counters Activations, communication buffers and temporarily gathered
-  weights are not states.
+- ``counters``: the optimizer's step counters (activations, communication buffers and temporarily gathered
+weights are not states)
 
 Sources: Rajbhandari et al. 2020 (arXiv:1910.02054) for what each ZeRO stage shards; paddings read from torch
 2.13 and DeepSpeed 0.19.8.
 
-The search counts what an optimizer keeps of a parameter under each layout (``OptimizerStates``).
+The search counts an optimizer's bytes per parameter under each layout (``OptimizerStates``).
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ def with_snapshot(plan: Plan, hardware: Hardware, held: int) -> Plan:
     """Return ``plan`` with the decision whether checkpoints are saved during training, if the config requests
     that.
 
-    Each rank copies what it saves: over a node's ranks about its share of a checkpoint. That must fit next to
-    the states in its host memory.
+    Each rank copies its part of the checkpoint; a node's ranks together copy about the node's share. That
+    must fit next to the states in its host memory.
     """
     if not plan.config.training.save_async:
         return plan
@@ -242,9 +242,8 @@ class OptimizerStates:
     def of(
         cls, pieces: Sequence[LocalTensor], optimizer: OptimizerSpec, *, bf16_weights: bool
     ) -> OptimizerStates:
-        """Return the states of ``optimizer`` on the trained ``pieces``; AdamW's where it or they are
-        unknown.
-        """
+        """Return the states of ``optimizer`` on the trained ``pieces``; those of AdamW if one of the two is
+        None."""
         trained = [piece for piece in pieces if piece.trained]
         count = sum(piece.numel for piece in trained)
         if not count or optimizer.name not in BUILT:
@@ -274,8 +273,8 @@ class OptimizerStates:
         return weight * (2 if row is not None and row.averaged else 1) + self.moments
 
     def pure_bf16(self) -> OptimizerStates | None:
-        """Return the states with weights in bfloat16 alone, whose moments torch's optimizers keep so, too;
-        None where they are so already, or cannot be.
+        """Return the states with weights only in bfloat16 (torch's optimizers then keep bfloat16 moments);
+        None if that is so already, or impossible.
         """
         row = BUILT.get(self.optim)
         if self.bf16_weights or not self.computes_bf16 or (row is not None and row.averaged):
@@ -296,7 +295,7 @@ class OptimizerStates:
         return replace(layout_storage, optimizer=layout_storage.optimizer - _ADAM + self.moments)
 
     def allows(self, layout: StrategyLayout) -> bool:
-        """Whether the layout's strategy trains with this optimizer, and on such weights."""
+        """Whether the layout's strategy supports this optimizer and these weights."""
         spec = strategy_spec(layout.strategy)
         if self.bf16_weights and (not spec.bf16_masters or layout.tp or layout.pp or layout.cp):
             return False

@@ -188,7 +188,7 @@ def _states(work: StepSpec, parameters: float) -> tuple[float, float, float]:
 
 
 def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
-    """Return what one layer saves per micro-batch: (attention with its norm, MLP with its norm).
+    """Return the elements that one layer saves per micro-batch: (attention with its norm, MLP with its norm).
 
     Counted at two bytes per element. Attention: residual, the norm's output, q, k and v (expanded to all
     heads if the block does so), the attention's output. Under Ulysses q, k and v are saved after the
@@ -248,8 +248,8 @@ def _kept_outputs(work: StepSpec) -> tuple[float, float]:
 
 def score_bytes(work: StepSpec) -> float:
     """Return the bytes that a layer's scores keep for the backward, where no kernel computes them by blocks.
-    They are the capped scores, their softmax in fp32, and the softmax in the compute dtype. As many again are
-    at work in the backward. Dropout works in fp32, on copies of queries and keys. Each document counts as a
+    They are the capped scores, their softmax in fp32, and the softmax in the compute dtype. The backward
+    needs as many again. Dropout works in fp32, on copies of queries and keys. Each document counts as a
     whole row.
     """
     shape = work.shape
@@ -334,21 +334,22 @@ WITHIN = 1.5
 
 def with_state(work: StepSpec, attention: float, mlp: float) -> tuple[float, float]:
     """Return the mean over a rank's layers of (attention with its norm, MLP with its norm), at two bytes per
-    element. ``attention`` and ``mlp`` are the bytes of a layer without state. What a layer with state saves
-    counts as attention.
+    element. ``attention`` and ``mlp`` are the bytes of a layer without state. The bytes that a layer with
+    state saves count as attention.
     """
     share, each = _of_layers(work)
     return attention * (1 - share) + share * each, mlp * (1 - share)
 
 
 def largest_layer(work: StepSpec, mean: float) -> float:
-    """Return what the largest layer saves, at ``work.element`` bytes; ``mean`` is that of all layers."""
+    """Return the bytes that the largest layer saves, with ``work.element`` bytes per element; ``mean``: of
+    all layers."""
     share, each = _of_layers(work)
     return max(mean, each * work.element / 2) if share else mean
 
 
 def state_summary(shape: ModelShape | None) -> str:
-    """Return what the plan says of a model's layers with state; empty if it has none."""
+    """Return the plan's text on a model's layers with state; empty if it has none."""
     if shape is None or shape.listing is None:
         return ""
     count, total = shape.listing.state_layers

@@ -75,7 +75,7 @@ def _other_folder(folder: Path, key: str) -> Diagnostic | None:
 
 
 def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
-    """Yield an error for a local path, or for a name next to other model folders."""
+    """Yield an error for a missing local path, or a missing name next to other model folders."""
     local = is_local_name(name) or _ADDRESS.match(name)
     beside = (
         sorted(f.parent.name for f in folder.parent.glob("*/config.json")) if folder.parent.is_dir() else []
@@ -97,7 +97,7 @@ def _not_there(folder: Path, name: str, key: str) -> Iterator[Diagnostic]:
 
 
 def adapter_folder(folder: Path, key: str) -> Diagnostic:
-    """Return the error for a folder of an adapter alone, with its base as the remedy."""
+    """Return the error for a folder that only holds an adapter, with its base as the remedy."""
     base = _value(folder / "adapter_config.json", "base_model_name_or_path")
     lost = base is not None and str(base).startswith(("/", ".")) and not Path(str(base)).exists()
     base_text = f"{base or 'which it does not name'}{', which does not exist' if lost else ''}"
@@ -239,9 +239,9 @@ _WRITING = ("reference", "teacher")  # roles
 
 
 def wrong_folders(config: Config) -> list[Diagnostic]:
-    """Return an error for each folder that is not what its key asks for.
+    """Return an error for each folder of the wrong kind for its key.
 
-    Whatever else could be said of it (no weights, no tokenizer, …) follows from that.
+    It also explains other findings about the folder (no weights, no tokenizer, …).
     """
     spec, lora = algorithm_spec(config.training.algorithm), config.lora
     problems: list[Diagnostic] = []
@@ -264,7 +264,7 @@ def wrong_folders(config: Config) -> list[Diagnostic]:
 
 
 def _wrong_model(name: str, key: str, scalar: int, *, exactly: bool) -> Iterator[Diagnostic]:
-    """Yield what is wrong with a model whose head gives ``scalar`` numbers a text (0: a language model)."""
+    """Yield errors of a model whose head must give ``scalar`` numbers per text (0: a language model)."""
     folder = Path(name).expanduser()
     if run := of_a_run(folder, key):
         yield run
@@ -363,7 +363,7 @@ def _wrong_adapter(name: str, scalar: bool) -> Iterator[Diagnostic]:
 
 
 def _value(file: Path, key: str) -> Json:
-    """Return the value of a key in a JSON file; None without one, or where the file's reader reports it."""
+    """Return the value of a key in a JSON file; None without one, or if another check reports the file."""
     try:
         contents = json.loads(read_text(file))
     except (OSError, ValueError, ConfigError):

@@ -1,5 +1,5 @@
-"""A model folder's weights by their headers: damaged files, dtypes, what is not trained, and shapes that are
-another model's. No torch.
+"""Check a model folder's weights by their headers: damaged files, dtypes, untrained tensors, and shapes of
+another model. No torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def weights_findings(folder: Path) -> list[Diagnostic]:
 
 
 def damage(file: Path, key: str) -> Diagnostic | None:
-    """Return what is wrong with a safetensors file, by header and size; ``key`` names its folder."""
+    """Return the error of a safetensors file, by header and size; ``key``: its folder's config key."""
     try:
         if header_of(file):
             return None
@@ -139,7 +139,7 @@ def with_carried(shape: ModelShape, folder: Path) -> ModelShape:
 
 
 def with_quantised(shape: ModelShape, folder: Path, config: Mapping[str, Json]) -> ModelShape:
-    """Return ``shape`` with what of ``folder`` is stored quantized, and read as bfloat16."""
+    """Return ``shape`` with the quantized weights of ``folder``, which are read as bfloat16."""
     settings = settings_of(config)
     if settings is None:
         return shape
@@ -161,8 +161,8 @@ def with_quantised(shape: ModelShape, folder: Path, config: Mapping[str, Json]) 
 
 
 def with_stored(shape: ModelShape, folder: Path, config: Mapping[str, Json], own_code: bool) -> ModelShape:
-    """Return ``shape`` with what a rank can read of ``folder`` in parts, and the dtype in which it is read
-    whole: fp32 where reading it in 16 bits would change values of the model.
+    """Return ``shape`` with the tensors of ``folder`` that a rank can read in parts, and the dtype for
+    reading it whole: fp32 if 16 bits would change values of the model.
     """
     if own_code:
         return shape

@@ -1,6 +1,6 @@
 """Unusual values in a ``config.json``, for which the model class is tried before a launch. No torch.
 
-Values known to work with every decoder are ordinary; all others are unusual and cost a trial of some seconds.
+Values known to work with every decoder are usual; others need a trial of some seconds.
 """
 
 from __future__ import annotations

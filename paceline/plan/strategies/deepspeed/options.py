@@ -118,7 +118,7 @@ def tensor_plan_without_zero(where: str, found: str, hint: str) -> Diagnostic:
 
 
 def _own_partitions(user: Mapping[str, Json]) -> bool:
-    """Whether the file itself says how each matrix is shared."""
+    """Whether the file itself defines how matrices are sharded."""
     block = user.get("tensor_parallel")
     return isinstance(block, Mapping) and bool(block.get("partition_config"))
 
@@ -214,7 +214,7 @@ def autotp_size(user: Mapping[str, Json], findings: Findings) -> int:
 
 
 def _check_family(stage: int, job: Job, findings: Findings) -> None:
-    """Refuse sharded weights for a family whose ranks would gather them in another order each."""
+    """Reject sharded weights for a family whose ranks would gather them in different orders."""
     if stage == 3 and job.shape is not None and job.shape.family.experts_in_turn:
         findings.refuse(
             codes.PLAN_FAMILY_STRATEGY(
@@ -269,7 +269,7 @@ def _stage_that_counts(stage: int, mesh: Mesh, precision: Precision, findings: F
 
 
 def _check_stage(stage: int, tp: int, job: Job, precision: Precision, findings: Findings) -> None:
-    """Refuse what DeepSpeed rejects or computes incorrectly at this stage."""
+    """Reject settings that DeepSpeed rejects or computes incorrectly at this stage."""
     if tp > 1 and not stage:
         findings.refuse(
             tensor_plan_without_zero(

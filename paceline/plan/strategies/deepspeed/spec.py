@@ -150,7 +150,7 @@ LEAST_MOVED = 2**20  # ``MIN_AIO_BYTES`` of DeepSpeed 0.19.8 (runtime/swap_tenso
 
 
 def nvme_decisions(plan: Plan) -> Iterator[Decision]:
-    """Yield how much of the states meant for NVMe gets there and how much stays in memory."""
+    """Yield how many bytes of the states offloaded to NVMe get there and how many stay in memory."""
     if not isinstance(plan.engine, DeepSpeedOptions):
         return
     zero = as_object(plan.engine.config.get("zero_optimization"))
@@ -320,7 +320,8 @@ class DeepSpeedSpec(StrategySpec):
 
 
 def _start(stage: int) -> LoadingSpec:
-    """Return where the model starts: at stage 0 it is not the engine's; stage 3 cuts every tensor."""
+    """Return where the model is held at startup. At stage 0 the engine does not build it; stage 3 shards
+    every tensor."""
     return CARD if not stage else CUT if stage == _CUTS_WEIGHTS else FLAT
 
 

@@ -148,7 +148,7 @@ def _offload(block: JsonObject, part: str, engine: DeepSpeedOptions, findings: F
 
 
 def _loss_less(block: JsonObject, job: Job, findings: Findings) -> None:
-    """Refuse (CPU) or report ZeRO++'s quantized communication: it changes the numbers and needs CUDA."""
+    """Reject (on a CPU) or report ZeRO++'s quantized communication: it changes results and needs CUDA."""
     for key in ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights"):
         if block.get(key) is not True:
             continue
@@ -163,7 +163,8 @@ def _loss_less(block: JsonObject, job: Job, findings: Findings) -> None:
 
 
 def _second_copy(block: JsonObject, stage: int, job: Job, findings: Findings) -> None:
-    """Check hpZ of ZeRO++: weights also sharded over few ranks, so that the backward gathers in a node."""
+    """Check hpZ of ZeRO++: weights are also sharded over few ranks, so that the backward gathers within a
+    node."""
     size, key = block.get("zero_hpz_partition_size", 1), "zero_hpz_partition_size"
     if not isinstance(size, int) or size <= 1:
         return
