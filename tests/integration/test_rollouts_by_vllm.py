@@ -1,0 +1,116 @@
+"""REINFORCE++ whose answers a real vLLM writes: by every way of the weights and under every strategy the run
+learns what it learns with the own engine. ``scripts/test --engines``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import ROOT, Run, write_yaml
+
+from paceline.core.rundir import RunDir
+from paceline.runlog.events import Step, read_events
+
+sys.path[:0] = [str(ROOT / "tests/peers/vllm"), str(ROOT / "tests/peers")]
+import vllm_asked  # noqa: E402
+from record import TAKES_WEIGHTS, real_vllm  # noqa: E402
+
+pytestmark = [pytest.mark.engines, pytest.mark.peers, pytest.mark.timeout(3600)]
+STEPS = 20
+STRATEGIES: dict[str, tuple[int, dict[str, Any]]] = {
+    "single": (1, {"distributed_strategy": "single"}),
+    "ddp": (2, {"distributed_strategy": "ddp"}),
+    "fsdp": (2, {"distributed_strategy": "fsdp"}),
+    "zero3": (2, {"distributed_strategy": "zero3"}),
+    "tp": (2, {"distributed_strategy": "fsdp", "parallelism": {"tp_size": 2}}),
+}
+REWARDS = [
+    {"name": "length", "options": {"target": 20, "unit": "characters"}},
+    {"name": "regex", "weight": 0.5, "options": {"pattern": "[a-m]"}},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for both, and prompts."""
+    made = tmp_path_factory.mktemp("rollouts")
+    vllm_asked.write_model(made / "mine")
+    words = ("one", "two", "red", "cat", "dog", "sum", "say")
+    rows = [{"prompt": " ".join(words[(i * k) % 7] for k in (1, 3, 5, 8)), "answer": "x"} for i in range(200)]
+    (made / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return made
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    with real_vllm(folder, folder / "mine", *TAKES_WEIGHTS) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def own() -> dict[tuple[bool, int], list[Step]]:
+    """What runs with the own engine have learnt, by LoRA and ranks."""
+    return {}
+
+
+def learnt(
+    paceline: Callable[..., Run], folder: Path, tmp_path: Path, strategy: str, lora: bool, **rollout: Any
+) -> list[Step]:
+    ranks, settings = STRATEGIES[strategy]
+    readers = 1 if strategy in ("single", "tp") else 2
+    config: dict[str, Any] = {
+        "model": {"name_or_path": str(folder / "mine"), "dtype": "float32"},
+        "data": {"train": str(folder / "rows.jsonl"), "max_length": 96},
+        "training": {
+            "algorithm": "reinforce_plus_plus",
+            "output_dir": str(tmp_path / ("served" if rollout else "own")),
+            "max_steps": STEPS,
+            "learning_rate": 2e-3 if lora else 1e-3,
+            "per_device_train_batch_size": 8 // readers,
+            "save_strategy": "no",
+            "rollout": {"rewards": REWARDS, "max_completion_length": 8, "temperature": 0.0, **rollout},
+            "reinforce_plus_plus": {"beta": 0.0},
+            **settings,
+        },
+    }
+    if lora:
+        config["lora"] = {"r": 8, "alpha": 16}
+    path = write_yaml(tmp_path / "run.yaml", config)
+    done = paceline("train", str(path), "--nproc", str(ranks), deadline=600)
+    assert done.code == 0, done.err
+    run = RunDir.at(Path(config["training"]["output_dir"]))
+    return [record.event for record in read_events(run.events(0)) if isinstance(record.event, Step)]
+
+
+# adapters first: they need the server's first weights
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("way", "lora"),
+    [("adapter", True), ("transfer", False), ("folder", False), ("transfer", True), ("folder", True)],
+)
+def test_a_run_learns_the_same_whoever_writes_its_answers(
+    way: str,
+    lora: bool,
+    strategy: str,
+    folder: Path,
+    url: str,
+    own: dict[tuple[bool, int], list[Step]],
+    paceline: Callable[..., Run],
+    tmp_path: Path,
+) -> None:
+    ranks = STRATEGIES[strategy][0]
+    if (lora, ranks) not in own:
+        own[lora, ranks] = learnt(paceline, folder, tmp_path, {1: "single", 2: "ddp"}[ranks], lora)
+    server = {"url": url, "weights_dir": str(tmp_path / "weights")}
+    served = learnt(paceline, folder, tmp_path, strategy, lora, server=server, weights=way)
+    assert len(served) == STEPS
+    for one, two in zip(own[lora, ranks], served, strict=True):
+        assert two.loss == pytest.approx(one.loss, abs=1e-5), f"step {one.step}"
+        assert two.extras["reward"] == pytest.approx(one.extras["reward"], abs=1e-6)
+        assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-3, abs=1e-5)
+        assert two.extras["sampling_gap"] < 1e-4
