@@ -12,8 +12,10 @@ kept with a named difference if none is lost. ``--list`` prints every other file
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -52,6 +54,43 @@ _IMAGE_KEYS = {"image_max_pixels", "video_max_pixels", "processor_type", "image_
 _MODELS = ("model_name_or_path", "base_model", "model", "template", "dataset")
 
 
+#: Files of ms-swift's repository that its example commands name, which SPEC does not hold
+BESIDE = {
+    "examples/train/new_special_tokens/tokens.txt": "\n".join(f"<|{number}|>" for number in range(100)),
+    "examples/yaml/deepspeed/sft.yaml": """
+model: Qwen/Qwen2.5-7B-Instruct
+torch_dtype: bfloat16
+tuner_type: lora
+lora_rank: 8
+lora_alpha: 32
+target_modules: all-linear
+dataset:
+- AI-ModelScope/alpaca-gpt4-data-zh#500
+- AI-ModelScope/alpaca-gpt4-data-en#500
+- swift/self-cognition#500
+split_dataset_ratio: 0.0
+max_length: 2048
+system: You are a helpful assistant.
+model_author: swift
+model_name: swift-bot
+num_train_epochs: 1
+per_device_train_batch_size: 1
+per_device_eval_batch_size: 1
+learning_rate: 1e-4
+gradient_accumulation_steps: 8
+eval_steps: 50
+save_steps: 50
+save_total_limit: 2
+logging_steps: 5
+output_dir: output
+warmup_ratio: 0.05
+dataloader_num_workers: 4
+dataset_num_proc: 4
+deepspeed: zero2
+""",
+}
+
+
 @dataclass
 class Counted:
     """One file: its kind, what became of it, and why; ``keys``: top-level ones that are kept, of how many."""
@@ -66,14 +105,18 @@ class Counted:
 def main() -> None:
     """Count, print, and write what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("spec", nargs="?", default=str(ROOT.parent / "shared/spec"))
+    parser.add_argument("spec", nargs="?", type=Path, default=ROOT.parent / "shared/spec")
     parser.add_argument("--program", nargs="*", default=list(PROGRAMS), choices=list(PROGRAMS))
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    counted: dict[str, list[Counted]] = {}
+    counted, spec = dict[str, list[Counted]](), options.spec.absolute()
     for program in options.program:
-        counted[program] = list(count(Path(options.spec), program))
+        with tempfile.TemporaryDirectory(prefix="paceline-beside-") as folder, contextlib.chdir(folder):
+            for name, text in BESIDE.items():
+                Path(name).parent.mkdir(parents=True, exist_ok=True)
+                Path(name).write_text(text, encoding="utf-8")
+            counted[program] = list(count(spec, program))
         if options.list:
             _print(program, counted[program])
     print(table(counted))
@@ -115,11 +158,16 @@ def kind_of_file(file: Path) -> str:
     return IMAGES if _IMAGE_KEYS & set(given) or _IMAGES.search(named.lower()) else COUNTS
 
 
-def _command(example: str, words: list[str]) -> Counted:
+def kind_of_command(example: str, words: list[str]) -> str:
+    """Return whether a command counts, has images, or starts an engine in the training process."""
     text = " ".join([example, *words])
-    kind = IMAGES if _IMAGES.search(text.lower()) else COUNTS
     if "--use_vllm true" in text and "--vllm_mode server" not in text:
-        kind = ENGINES
+        return ENGINES
+    return IMAGES if _IMAGES.search(text.lower()) else COUNTS
+
+
+def _command(example: str, words: list[str]) -> Counted:
+    kind = kind_of_command(example, words)
     try:
         return _counted(example, kind, import_command(read_command(_one_process(words))))
     except ConfigError as error:
@@ -127,8 +175,13 @@ def _command(example: str, words: list[str]) -> Counted:
         return Counted(example, kind, REFUSED, {found.code: found.what})
 
 
+#: What a person is to fill in
+_OPEN = {"<node1_ip>": "10.0.0.1", "<node2_ip>": "10.0.0.2", "<node1_port>": "8000", "<node2_port>": "8001"}
+
+
 def _one_process(words: list[str]) -> list[str]:
-    """Return the words with ``$(expr 16 / $nproc_per_node)`` worked out for one process."""
+    """Return the words with ``$(expr 16 / $nproc_per_node)`` worked out for one process, and addresses."""
+    words = [_OPEN.get(word, word) for word in words]
     made = list[str]()
     for word in words:
         if made and made[-1].startswith("$(expr"):

@@ -14,17 +14,18 @@ import json
 import random
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import of_axolotl
 import of_llamafactory
+import of_swift
 import of_trl
 import ours
 from ask import ask
-from by_file import COUNTS, PROGRAMS, kind_of_file
+from by_file import COUNTS, PROGRAMS, kind_of_command, kind_of_file
 from small import write_model
 
 from paceline.config.import_export.import_config import read_foreign
@@ -68,6 +69,7 @@ def main() -> None:
     chosen = [Path(file) for file in options.files] or examples(options.program)
     cases = [case for file in chosen for case in of_file(options.program, file)]
     cases += [] if options.files else extra(options.program)
+    cases += commands(ROOT.parent / "shared/spec") if options.program == "swift" and not options.files else []
     cases = [case for case in cases if re.search(options.match, case[0])]
     cases = random.Random(39).sample(cases, min(options.count, len(cases)))
     found: list[Compared] = []
@@ -77,6 +79,18 @@ def main() -> None:
     print(f"{sum(one.within() for one in found)} of {len(found)} within {TOLERANCE:g}")
     if options.write:
         record(options.program, found)
+
+
+def commands(spec: Path) -> list[Case]:
+    """Return ms-swift's commands in ``spec`` that train text, but those that draw their own answers."""
+    lines = (spec / PROGRAMS["swift"][1][0]).read_text(encoding="utf-8").splitlines()
+    made = [(row["example"], row["arguments"][1:]) for row in map(json.loads, lines)]
+    return [
+        (name, words)
+        for name, words in made
+        if kind_of_command(name, ["swift", *words]) == COUNTS and words[1].startswith("--")
+        if of_swift.keys_of(words).get("rlhf_type", [""])[0] not in _OF_ROLLOUTS
+    ]
 
 
 def examples(program: str) -> list[Path]:
@@ -101,8 +115,10 @@ def of_file(program: str, file: Path) -> Iterator[Case]:
 
 def extra(program: str) -> list[Case]:
     """Return the cases that no file has."""
-    made = {"llamafactory": of_llamafactory.SMALL, "trl": of_trl.SMALL}.get(program, {})
-    return list(made.items())  # type: ignore[attr-defined]
+    made: dict[str, Any] = {"llamafactory": of_llamafactory, "axolotl": of_axolotl}
+    made |= {"trl": of_trl, "swift": of_swift}
+    cases: Mapping[str, Any] = made[program].SMALL
+    return list(cases.items())
 
 
 def small(program: str, folder: Path, given: Any) -> Any:
@@ -110,6 +126,8 @@ def small(program: str, folder: Path, given: Any) -> Any:
     write_model(folder)
     if program == "trl":
         return of_trl.small(folder, given[0], given[1])
+    if program == "swift":
+        return of_swift.small(folder, given)
     return (of_axolotl if program == "axolotl" else of_llamafactory).small(folder, given)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from small import ROWS, conversations, pairs, turn, write_adapter, write_lines
 
+from paceline.core.json_types import as_list, as_object
+
 Keys = dict[str, object]
 #: Model with its template, data, precision, device; three steps of all rows (packed ones as one row)
 REPLACED: Keys = {
@@ -54,6 +56,22 @@ _TRACKERS = ("wandb_", "mlflow_", "swanlab_", "use_swanlab", "comet_")
 _KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")  # of CUDA
 
 
+_SFT: Keys = {"learning_rate": 1e-3, "optimizer": "adamw_torch", "lr_scheduler": "cosine", "warmup_steps": 1}
+_SFT |= {"micro_batch_size": ROWS, "gradient_accumulation_steps": 1}
+_WARM: Keys = {key: value for key, value in _SFT.items() if key != "warmup_steps"}
+#: name → keys, for what no example has
+SMALL: Mapping[str, Keys] = {
+    "sft": _SFT,
+    "sft micro-batches": _SFT | {"micro_batch_size": ROWS // 2, "gradient_accumulation_steps": 2},
+    "sft packed": _SFT | {"sample_packing": True},
+    "sft on inputs": _SFT | {"train_on_inputs": True},
+    "warm-up": _WARM | {"warmup_ratio": 0.9},
+    "alpaca": _SFT | {"datasets": [{"path": "rows", "type": "alpaca"}]},
+    "dpo": _SFT | {"rl": "dpo"},
+    "dpo smoothed": _SFT | {"rl": "dpo", "dpo_loss_type": ["robust"], "dpo_label_smoothing": 0.2},
+}
+
+
 def small(folder: Path, keys: Mapping[str, object]) -> Keys:
     """Return the keys with the table applied; ``folder`` has the model. Writes rows and adapter."""
     keys = {key: value for key, value in keys.items() if value is not None}
@@ -61,10 +79,17 @@ def small(folder: Path, keys: Mapping[str, object]) -> Keys:
     given: Keys = {k: v for k, v in keys.items() if k not in DROPPED and not k.startswith(_TRACKERS)}
     packed = bool(given.get("sample_packing"))
     given |= REPLACED
-    given |= {"micro_batch_size": 1 if packed else 4}
-    given |= {"gradient_accumulation_steps": 1 if packed else ROWS // 4}
+    alone = (keys.get("micro_batch_size"), keys.get("gradient_accumulation_steps")) == (ROWS, 1)
+    given |= {"micro_batch_size": 1 if packed else ROWS if alone else 4}
+    given |= {"gradient_accumulation_steps": 1 if packed or alone else ROWS // 4}
+    if alone and "warmup_ratio" in keys:  # a step is an epoch
+        given = {key: value for key, value in given.items() if key != "max_steps"} | {"num_epochs": 3}
     given |= {"base_model": str(folder / "model"), "output_dir": str(folder / "theirs")}
-    given |= {"dataset_prepared_path": str(folder / "prepared"), "datasets": [write_rows(folder, ranked)]}
+    styles = {as_object(item).get("type") for item in as_list(keys.get("datasets"))}  # type: ignore[arg-type]
+    alpaca = styles == {"alpaca"} and not ranked
+    entry = write_alpaca(folder) if alpaca else write_rows(folder, ranked)
+    given |= {"dataset_prepared_path": str(folder / "prepared"), "datasets": [entry]}
+    given = {key: value for key, value in given.items() if not alpaca or key != "chat_template"}
     if keys.get("adapter"):
         made = {"lora_rank": keys.get("lora_r", 8), "lora_alpha": keys.get("lora_alpha")}
         given |= {"adapter": "lora", "lora_model_dir": str(write_adapter(folder, made))}
@@ -75,6 +100,16 @@ def small(folder: Path, keys: Mapping[str, object]) -> Keys:
 def for_ours(given: Keys) -> Keys:
     """Return the keys without those of the device: our kernel keeps packed documents apart."""
     return {key: value for key, value in given.items() if key != "attn_implementation"}
+
+
+def write_alpaca(folder: Path) -> Keys:
+    """Write instructions with their answers; return the entry of ``datasets``."""
+    rows = [
+        {"instruction": row["messages"][0]["content"], "input": "", "output": row["messages"][1]["content"]}
+        for row in conversations()
+    ]
+    path = write_lines(folder / "alpaca.jsonl", rows)
+    return {"path": str(path), "ds_type": "json", "split": "train", "type": "alpaca"}
 
 
 def write_rows(folder: Path, ranked: bool) -> Keys:

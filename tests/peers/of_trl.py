@@ -7,6 +7,8 @@ from pathlib import Path
 
 from small import ROWS, conversations, pairs, turn, write_lines
 
+from paceline.config.import_export.programs.trl import trl_defaults
+
 Keys = dict[str, object]
 #: Model, data, precision, device; three steps of all rows, so that their order does not count
 REPLACED: Keys = {
@@ -56,6 +58,8 @@ SMALL: dict[str, tuple[str, Keys]] = {
     "dpo": ("dpo", {"learning_rate": 1e-3}),
     "dpo hinge": ("dpo", {"learning_rate": 1e-3, "loss_type": ["hinge"], "beta": 0.3}),
     "dpo ipo": ("dpo", {"learning_rate": 1e-3, "loss_type": ["ipo"], "max_grad_norm": 0.1}),
+    "dpo apo_zero": ("dpo", {"learning_rate": 1e-3, "loss_type": ["apo_zero"]}),
+    "dpo apo_down": ("dpo", {"learning_rate": 1e-3, "loss_type": "apo_down", "beta": 0.3}),
     "dpo smoothed": ("dpo", {"learning_rate": 1e-3, "label_smoothing": 0.2, "adam_beta2": 0.95}),
     "dpo and sft": (
         "dpo",
@@ -68,9 +72,11 @@ SMALL: dict[str, tuple[str, Keys]] = {
 def small(folder: Path, trainer: str, keys: Mapping[str, object]) -> tuple[str, Keys]:
     """Return trainer and keys with the table applied; ``folder`` has the model. Writes the rows.
 
-    Adapters are drawn anew by each program, so LoRA is left out.
+    Adapters are drawn anew by each program, so LoRA is left out, and so are keys that this TRL no longer has
+    (``warmup_ratio``) or never had.
     """
-    given = {key: value for key, value in keys.items() if key not in DROPPED} | REPLACED
+    known = trl_defaults(trainer)
+    given = {key: value for key, value in keys.items() if key in known and key not in DROPPED} | REPLACED
     given |= {"model_name_or_path": str(folder / "model"), "output_dir": str(folder / "trl")}
     rows = conversations()
     if trainer != "sft":

@@ -22,30 +22,34 @@ from typing import Any
 
 import of_axolotl
 import of_llamafactory
+import of_swift
 import of_trl
 import ours
 from ask import ask
-from losses import TOLERANCE, examples, of_file
+from losses import ROOT, TOLERANCE, Case, commands, examples, of_file
 from small import conversations, pairs, write_lines, write_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "config"))
 
 import axolotl_cases  # noqa: E402
 import llamafactory_cases  # noqa: E402
+import swift_cases  # noqa: E402
 import trl_cases  # noqa: E402
 from swift_cases import SKIPPED  # noqa: E402
 
+from paceline.config.import_export.programs.trl import trl_defaults  # noqa: E402
 from paceline.config.import_export.verdicts import KeyVerdict  # noqa: E402
 from paceline.config.load import load_config  # noqa: E402
 from paceline.core.errors import ConfigError  # noqa: E402
 
 RECORDED = Path(__file__).parent / "recorded" / "pairs.json"
 SEED = 39
-SHARES = {"llamafactory": 35, "axolotl": 45, "trl": 20}
+SHARES = {"llamafactory": 35, "axolotl": 40, "trl": 25, "swift": 35}
 TABLES: Mapping[str, Mapping[str, tuple[tuple[str, ...], Callable[[Any], object]]]] = {
     "llamafactory": llamafactory_cases.TABLE,
     "axolotl": axolotl_cases.TABLE,
     "trl": trl_cases.TABLE,
+    "swift": swift_cases.TABLE,
 }
 #: Fields of the programs' arguments that no loss reads: where things are written, shown, and kept for later
 IDLE = frozenset(
@@ -119,21 +123,28 @@ def main() -> None:
 def drawn(program: str, count: int) -> list[tuple[Pair, Any]]:
     """Return ``count`` random pairs with what the program is given of the file."""
     every = []
-    for file in examples(program):
-        for name, given in of_file(program, file):
-            try:
-                made = ours.imported(program, given)
-            except (ConfigError, ValueError):
-                continue
-            top = given[1] if program == "trl" else given
-            for key in top:
-                finding = made.found.findings.get(key)
-                if finding and finding.verdict in (KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT):
-                    pair = Pair(
-                        program, name, key, top[key], finding.verdict.value, list(finding.to), finding.says
-                    )
-                    every.append((pair, given))
+    for name, given in _cases(program):
+        try:
+            made = ours.imported(program, given)
+        except (ConfigError, ValueError):
+            continue
+        top = given[1] if program == "trl" else of_swift.keys_of(given) if program == "swift" else given
+        for key in top:
+            finding = made.found.findings.get(key)
+            if finding and finding.verdict in (KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT):
+                pair = Pair(
+                    program, name, key, top[key], finding.verdict.value, list(finding.to), finding.says
+                )
+                every.append((pair, given))
     return random.Random(SEED).sample(every, min(count, len(every)))
+
+
+def _cases(program: str) -> Iterator[Case]:
+    if program == "swift":
+        yield from commands(ROOT.parent / "shared/spec")
+        return
+    for file in examples(program):
+        yield from of_file(program, file)
 
 
 def judged(program: str, count: int, folder: Path) -> Iterator[Pair]:
@@ -161,7 +172,8 @@ def at_home(program: str, given: Any, folder: Path, model: Path, key: str) -> An
     if program == "trl":
         trainer, keys = given
         more = {"model_name_or_path": str(model), "dataset_name": str(folder / "talks.jsonl")}
-        return trainer, {k: v for k, v in keys.items() if k == key or k not in _TRL_GONE} | more
+        known = {*trl_defaults(trainer)} - {*_TRL_GONE}  # one unknown argument, and it refuses the file
+        return trainer, {k: v for k, v in keys.items() if k == key or k in known} | more
     if program == "axolotl":
         entry = {"path": str(folder / "talks.jsonl"), "ds_type": "json", "type": "chat_template"}
         more = {"base_model": str(model), "datasets": [entry]}
@@ -174,6 +186,8 @@ def at_home(program: str, given: Any, folder: Path, model: Path, key: str) -> An
             "pretraining_dataset",
         }
         return {k: v for k, v in given.items() if k == key or k not in gone} | more
+    if program == "swift":
+        return _command_at_home(given, folder, model, key)
     stage = str(given.get("stage", "sft"))
     name = {"pt": "text", "rm": "pairs", "dpo": "pairs", "kto": "votes"}.get(stage, "rows")
     more = {"model_name_or_path": str(model), "dataset": name, "dataset_dir": str(folder)}
@@ -181,6 +195,20 @@ def at_home(program: str, given: Any, folder: Path, model: Path, key: str) -> An
     return {k: v for k, v in given.items() if k == key or k not in gone} | more
 
 
+def _command_at_home(words: list[str], folder: Path, model: Path, key: str) -> list[str]:
+    keys = of_swift.keys_of(words)
+    kind = keys.get("rlhf_type", keys.get("task_type", words[:1]))[0]
+    rows = write_lines(folder / f"swift-{kind}.jsonl", of_swift.rows(kind))
+    more = {"model": [str(model)], "dataset": [str(rows)]}
+    more |= {"model_type": ["llama"], "template": ["chatml"]} if key not in ("model_type", "template") else {}
+    kept = {k: v for k, v in keys.items() if k == key or k not in _SWIFT_GONE} | more
+    return [words[0], *(word for name, values in kept.items() for word in (f"--{name}", *values))]
+
+
+_SWIFT_GONE = (
+    *("val_dataset", "cached_dataset", "cached_val_dataset", "deepspeed", "attn_impl", "adapters", "packing"),
+    *("padding_free", "use_liger_kernel", "new_special_tokens", "sequence_parallel_size"),
+)
 _TRL_GONE = ("dataset_config", "dataset_mixture", "datasets", "eos_token", "chat_template", "deepspeed")
 
 
@@ -188,6 +216,9 @@ def without(program: str, given: Any, key: str) -> Any:
     """Return the file without a key."""
     if program == "trl":
         return given[0], {k: v for k, v in given[1].items() if k != key}
+    if program == "swift":
+        kept = {k: v for k, v in of_swift.keys_of(given).items() if k != key}
+        return [given[0], *(word for name, values in kept.items() for word in (f"--{name}", *values))]
     return {k: v for k, v in given.items() if k != key}
 
 
@@ -230,6 +261,10 @@ def _verdict(pair: Pair, theirs: Any, config: Any) -> str:
 
 def _equal(pair: Pair, path: str, theirs: Any, config: Any) -> bool:
     mine, table = _at(config, path), TABLES[pair.program]
+    if pair.key == "output_dir":  # the program is given a folder of ours
+        return bool(_alike(mine, pair.value))
+    if path == "lora":
+        return isinstance(mine, Mapping) and theirs.get(pair.key) == "lora"
     if path in table and (expected := table[path][1](theirs)) is not SKIPPED:
         pair.theirs["expected"] = expected
         return expected == mine or (isinstance(mine, list) and list(mine) == expected)
@@ -248,7 +283,7 @@ def _by_rows(pair: Pair) -> str:
         row = json.loads(name.read_text("utf-8")).get(str(pair.value), {}) if name.exists() else {}
         if row.get("digests") and row.get("equal") == len(row["digests"]):
             return "tokens"
-    modules = {"llamafactory": of_llamafactory, "axolotl": of_axolotl, "trl": of_trl}
+    modules = {"llamafactory": of_llamafactory, "axolotl": of_axolotl, "trl": of_trl, "swift": of_swift}
     table = modules[pair.program]
     rows = json.loads(RECORDED.with_name("losses.json").read_text("utf-8"))
     mine = [row for row in rows if (row["program"], row["file"]) == (pair.program, pair.file)]
@@ -258,6 +293,7 @@ def _by_rows(pair: Pair) -> str:
 
 
 def _alike(ours_: Any, theirs: Any) -> bool:
+    theirs = theirs[0] if isinstance(theirs, list) and len(theirs) == 1 else theirs
     if isinstance(ours_, (int, float)) and isinstance(theirs, (int, float)):
         return float(ours_) == float(theirs)
     return ours_ is not None and str(ours_) == str(theirs)

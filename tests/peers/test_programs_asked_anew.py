@@ -23,7 +23,7 @@ def test_templates_that_are_kept_give_the_programs_tokens_and_labels(tmp_path: P
     assert len(kept) > 50
 
 
-@pytest.mark.parametrize("program", ["llamafactory", "trl"])
+@pytest.mark.parametrize("program", ["llamafactory", "axolotl", "trl", "swift"])
 def test_losses_are_equal_or_the_import_says_why_not(tmp_path: Path, program: str) -> None:
     found = list(losses.compare(program, losses.extra(program), tmp_path))
     assert [one for one in found if not one.within() and not one.said] == []

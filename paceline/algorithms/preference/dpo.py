@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -54,11 +55,33 @@ def ipo(gap: Tensor, beta: float, smoothing: float) -> Tensor:
     return (gap - 1 / (2 * beta)).square()
 
 
+def apo_zero(chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
+    """Return [P]: 1 - σ(β r⁺) + σ(β r⁻) of the log-ratios r: the chosen answer is to become likelier.
+
+    D'Oosterlinck et al. 2024, arXiv:2408.06266.
+    """
+    return 1 - torch.sigmoid(beta * chosen) + torch.sigmoid(beta * rejected)
+
+
+def apo_down(chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
+    """Return [P]: σ(β r⁺) + 1 - σ(β Δ): both answers are to become less likely, the rejected one more so.
+
+    As ``apo_zero``, for chosen answers that are worse than the model's own.
+    """
+    return torch.sigmoid(beta * chosen) + 1 - torch.sigmoid(beta * (chosen - rejected))
+
+
+#: losses of the difference of a pair's log-ratios, and of the two log-ratios themselves
 LOSSES: Mapping[str, Loss] = {"sigmoid": sigmoid, "hinge": hinge, "ipo": ipo, "robust": robust}
+ANCHORED: Mapping[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "apo_zero": apo_zero,
+    "apo_down": apo_down,
+}
 
 
 class DPO(WithReference, PairPolicy):
-    """The loss of a pair is L(Δ) of ``LOSSES``, plus ``rpo_alpha`` times an SFT term on chosen answers.
+    """The loss of a pair is L(Δ) of ``LOSSES`` or L(r⁺, r⁻) of ``ANCHORED``, plus ``rpo_alpha`` times an SFT
+    term on chosen answers.
 
     The SFT term is that of Iterative RPO (Pang et al. 2024, arXiv:2404.19733, eq. 1, which divides by each
     answer's length; here, as in TRL's ``sft`` loss, by all tokens).
@@ -71,12 +94,14 @@ class DPO(WithReference, PairPolicy):
     def __init__(self, *, reference: str = "live", **options: Json) -> None:
         o = DpoOptions.model_validate(options)
         self.beta, self.smoothing = o.beta, o.label_smoothing
-        self.loss = LOSSES[o.loss_type]
+        self.name = o.loss_type
         self.length_normalized, self.alpha = o.length_normalized, o.rpo_alpha or 0.0
         super().__init__("" if o.reference_free else reference)
 
     def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
-        return self.loss(chosen - rejected, self.beta, self.smoothing)
+        if self.name in ANCHORED:
+            return ANCHORED[self.name](chosen, rejected, self.beta)
+        return LOSSES[self.name](chosen - rejected, self.beta, self.smoothing)
 
     def compared(self, logps: Tensor, batch: Batch) -> Tensor:
         ratios = logps - self.reference_logps(logps, batch)

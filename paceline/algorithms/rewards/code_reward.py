@@ -67,6 +67,7 @@ def check_limits(seconds: Json = 10, memory_mb: Json = 512, **others: Json) -> N
 class CodeReward:
     """1 if the program of an answer passes all tests of its row (``code_tests``), else 0.
 
+    - ``partial``: the share of the pairs of input and output that it passes
     - ``tests``: the column with the tests
     - ``entry_point``: the column with the name of the function under test, if any
     - ``at_once`` answers run in parallel, each in its own sandbox
@@ -90,8 +91,10 @@ class CodeReward:
         entry_point: str = "entry_point",
         seconds: int = 10,
         memory_mb: int = 512,
+        partial: bool = False,
     ) -> None:
         check_limits(seconds, memory_mb)
+        self.partial = partial
         self.tests, self.entry_point, self.seconds, self.memory_mb = tests, entry_point, seconds, memory_mb
         self._allow_unsandboxed = allow_unsandboxed
         self._at_once = min(max(1, at_once), _MOST_AT_ONCE)
@@ -102,7 +105,7 @@ class CodeReward:
     def __call__(self, samples: Sequence[Sample]) -> list[float]:
         with ThreadPoolExecutor(max(1, min(self._at_once, len(samples)))) as pool:
             try:
-                return [float(passed) for passed in pool.map(self.judge, samples)]
+                return list(pool.map(self.judge, samples))
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)  # the other samples need no score
                 raise
@@ -112,20 +115,21 @@ class CodeReward:
         while not self._free.empty():
             self._free.get().close()
 
-    def judge(self, sample: Sample) -> bool:
-        """Whether the answer passes all tests."""
+    def judge(self, sample: Sample) -> float:
+        """Return 1 for an answer that passes all tests, or with ``partial`` the share that it passes."""
         program, tests = program_of(sample.completion), self.tests_in(sample.columns)
         if not tests.python:
-            return all(self._answers(program, text, expected) for text, expected in tests.pairs)
+            passed = (self._answers(program, text, expected) for text, expected in tests.pairs)
+            return sum(passed) / len(tests.pairs) if self.partial else float(all(passed))
         limits = {"seconds": self.seconds, "memory_bytes": self.memory_mb << 20}
         try:
-            return self._in_sandbox(lambda box: box.passes(program, tests.python, **limits))
+            return float(self._in_sandbox(lambda box: box.passes(program, tests.python, **limits)))
         except UnsuitableTests as error:
             self._warnings.setdefault(
                 tests.python,
                 codes.REWARDS_TESTS(f"prompt {sample.prompt[-120:]!r}", str(error), tests=self.tests),
             )
-            return False
+            return 0.0
 
     def warnings(self) -> tuple[Diagnostic, ...]:
         """Return what the last calls found in rows, each once."""

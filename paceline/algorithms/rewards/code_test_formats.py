@@ -4,7 +4,7 @@ Python      assertions, ``def test_…()`` functions, unittest classes, or Human
             with the function's name in another column; a text, or a list of texts
 pairs       ``{"inputs": […], "outputs": […]}`` or ``[{"input": …, "output": …}, …]``: standard input and the
             expected standard output (APPS, TACO, CodeContests); with ``fn_name``, arguments and results of
-            that function
+            that function; ``{"test_cases": …}`` is its list
 
 Both may be JSON in a text.
 """
@@ -53,6 +53,8 @@ def read_tests(value: Json, entry_point: str = "") -> RowTests:
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         with contextlib.suppress(ValueError):  # not JSON, so Python
             value = json.loads(value)
+    if isinstance(value, Mapping) and "test_cases" in value:  # open-r1's
+        value = value["test_cases"]
     if isinstance(value, Sequence) and not isinstance(value, str):
         value = _joined(value)
     # A mapping holds pairs, one or several; everything else must be Python

@@ -53,6 +53,7 @@ SENTENCES = {
     "QUANTISED": "quantised weights are not trained without adapters, there and here",
     "LOGGED": "it changes what is logged, not the training",
     "MEMORY": "it saves memory; sums and updates are the same",
+    "SFT_TERM": "the SFT term is averaged over the tokens of a micro-batch in ms-swift, here of a step",
     "SMOOTHED": "TRL's losses but robust, exo_pair and aot do not read it",
 }
 _OFF = "off, as here"

@@ -26,8 +26,9 @@ from paceline.config.import_export.decide_keys import Code, decide
 from paceline.config.import_export.import_backend_files import import_job
 from paceline.config.import_export.programs import axolotl, llamafactory, ms_swift, transformers, trl
 from paceline.config.import_export.programs.ms_swift import ENVIRONMENT
+from paceline.config.import_export.programs.ms_swift_retrieval import OF_LOSSES
 from paceline.config.import_export.programs.transformers import NO_VALUE
-from paceline.config.import_export.verdicts import Imported, KeyReader, KeyVerdict, flat
+from paceline.config.import_export.verdicts import Finding, Imported, KeyReader, KeyVerdict, flat
 from paceline.config.registries.object_store_url import is_url
 from paceline.config.sections.training_steps import to_resume
 from paceline.config.yaml_text.read_file import read_text
@@ -66,14 +67,18 @@ _JOBS = ("deepspeed", "accelerate")
 _MAY_BE_NULL = ("bf16", "report_to")
 
 
-def read_foreign(path: str) -> tuple[JsonObject, dict[str, int]]:
-    """Return the mapping in a YAML or JSON file, and the line of every inner path. Raises ConfigError."""
+def read_foreign(
+    path: str, repeated: dict[str, tuple[int, int]] | None = None
+) -> tuple[JsonObject, dict[str, int]]:
+    """Return the mapping in a YAML or JSON file, and the line of every inner path. ``repeated`` gets the two
+    lines of keys that stand twice, of which other programs read the last. Raises ConfigError.
+    """
     text = read_text(path)
     if Path(path).suffix == ".json":
         data, _ = parse_json(text, path, "config", lenient=True)
         lines = json_lines(text)
     else:
-        tree = parse_yaml(text, path)
+        tree = parse_yaml(text, path, repeated)
         data, lines = (tree.data(), tree.lines()) if tree else ({}, {})
     if not isinstance(data, dict):
         raise ConfigError(
@@ -86,8 +91,14 @@ def read_foreign(path: str) -> tuple[JsonObject, dict[str, int]]:
 
 def import_config(path: str, system: str | None = None, algorithm: str | None = None) -> Imported:
     """Return the settings and verdicts of a foreign config file. Raises ConfigError."""
-    data, lines = read_foreign(path)
-    return import_data(data, lines, path, system, algorithm)
+    repeated: dict[str, tuple[int, int]] = {}
+    data, lines = read_foreign(path, repeated)
+    imported = import_data(data, lines, path, system, algorithm)
+    for key, (first, last) in repeated.items():
+        says = f"the key stands again in line {last}, which {imported.system} reads"
+        name = f"{key} (line {first})"
+        imported.findings[name] = Finding(name, None, first, KeyVerdict.NO_EFFECT, (), says)
+    return imported
 
 
 def import_command(command: Command, system: str | None = None, algorithm: str | None = None) -> Imported:
@@ -124,6 +135,7 @@ def import_command(command: Command, system: str | None = None, algorithm: str |
     if chosen == "swift":
         counted = {"NPROC_PER_NODE": counts.get("launch.nproc"), "NNODES": counts.get("launch.nnodes")}
         variables: JsonObject = {name: str(count) for name, count in counted.items() if count}
+        variables |= {name: value for name, value in command.environment.items() if name in OF_LOSSES}
         data |= {ENVIRONMENT: {**as_object(below.get(ENVIRONMENT)), **variables}}
     imported = import_data(data, lines, name, chosen, algorithm, job.engine if job else "")
     if ENVIRONMENT not in below:

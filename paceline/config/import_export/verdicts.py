@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from paceline.config.import_export.argument_tables import Defaults
+from paceline.config.import_export.sizes import measured
 from paceline.config.source import shown
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json, JsonObject, nearest_key
@@ -130,6 +131,8 @@ def _line(imported: Imported, finding: Finding) -> str:
     origin = f"{imported.file}:{finding.line}" if finding.line else f"default of {imported.system}"
     to = f" -> {', '.join(finding.to)}" if finding.to else ""
     says = f": {finding.says}" if finding.says else ""
+    if size := measured(imported.system, finding.key, finding.says):
+        says += f" [measured: {size}]"
     return f"  {origin}: {finding.key}: {shown(finding.key, finding.value, 60)}{to}{says}"
 
 
@@ -139,7 +142,11 @@ def as_json(imported: Imported, yaml: str) -> JsonObject:
         "system": imported.system,
         "file": imported.file,
         "share": round(imported.share(), 4),
-        "keys": [finding.to_json() for finding in imported.findings.values()],
+        "keys": [
+            finding.to_json() | ({"measured": size} if size else {})
+            for finding in imported.findings.values()
+            for size in [measured(imported.system, finding.key, finding.says)]
+        ],
         "yaml": yaml,
     }
 

@@ -88,18 +88,20 @@ class Node:
 _GLUED = re.compile(r"([A-Za-z_]\w*):([^:/].*)")
 
 
-def parse_yaml(text: str, name: str) -> Node | None:
+def parse_yaml(text: str, name: str, repeated: dict[str, tuple[int, int]] | None = None) -> Node | None:
     """Parse the one document in ``text``; None if it is empty. ``name`` is the file name in messages.
+
+    ``repeated``: of another program, whose reader takes the last of two keys: gets both lines of each.
 
     Raises ConfigError for invalid syntax, tabs, duplicate keys, object tags, several documents, or too deep
     or too large trees.
     """
-    return _Builder(name, text).build()
+    return _Builder(name, text, repeated).build()
 
 
 class _Builder:
-    def __init__(self, name: str, text: str) -> None:
-        self._name = name
+    def __init__(self, name: str, text: str, repeated: dict[str, tuple[int, int]] | None) -> None:
+        self._name, self._repeated = name, repeated
         self._text = text
         self._anchors: dict[str, Node] = {}
         # Anchors whose value is not complete: an alias to one would contain itself
@@ -331,7 +333,9 @@ class _Builder:
     ) -> None:
         if not key.isascii() and (character := lookalike_characters.in_key(key)):
             self._slips.append(self._lookalike(character, line, f"{key}:"))
-        if key in children:
+        if key in children and self._repeated is not None:
+            self._repeated[key] = key_lines[key], line
+        elif key in children:
             self._slips.append(
                 codes.CONFIG_DUPLICATE_KEY(
                     f"'{key}' is given twice, first in line {key_lines[key]}",

@@ -122,6 +122,8 @@ def test_reward_trainer(job: SimpleNamespace, center: float | None) -> None:
         ({"loss_type": "hinge"}, {"loss_type": ["hinge"]}),
         ({"loss_type": "ipo", "length_normalized": True}, {"loss_type": ["ipo"]}),
         ({"loss_type": "robust", "label_smoothing": 0.1}, {"loss_type": ["robust"], "label_smoothing": 0.1}),
+        ({"loss_type": "apo_zero"}, {"loss_type": ["apo_zero"]}),
+        ({"loss_type": "apo_down"}, {"loss_type": ["apo_down"]}),
         ({"length_normalized": True}, {"loss_type": ["sigmoid_norm"]}),
         ({"rpo_alpha": 0.3}, {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.3]}),
     ],

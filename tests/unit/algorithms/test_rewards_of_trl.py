@@ -1,6 +1,6 @@
-"""TRL's reward functions and ours in their place: equal scores of generated answers, which TRL itself gave.
+"""Other programs' rewards and ours in their place: equal scores of generated answers, which they gave.
 
-``tests/peers/inside/score_trl.py`` recorded them.
+``tests/peers/inside/score_trl.py`` and ``score_others.py`` recorded them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import pytest
 
 from paceline.algorithms.rewards.builtin import Sample
 from paceline.algorithms.rewards.scoring import RewardSpec, Scorer
-from paceline.config.import_export.programs.trl import REWARDS
+from paceline.config.import_export.programs import ms_swift
+from paceline.config.import_export.programs.trl import REWARDS, of_open_r1
 from paceline.config.import_export.targets import trl_rewards
-from paceline.core.json_types import as_object
+from paceline.core.json_types import JsonObject, as_object
 
-RECORDED = json.loads((Path(__file__).parent / "recorded" / "trl_rewards.json").read_text(encoding="utf-8"))
+HERE = Path(__file__).parent / "recorded"
+RECORDED = json.loads((HERE / "trl_rewards.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", REWARDS)
@@ -31,6 +33,23 @@ def test_the_scores_are_trls(name: str) -> None:
     assert found.problems == ()
     expected = [math.nan if row["scores"][name] is None else row["scores"][name] for row in RECORDED]
     assert found.total == pytest.approx(expected, nan_ok=True)
+    assert len({score for score in expected if not math.isnan(score)}) > 1
+
+
+OTHERS = [
+    *(("swift", name, [reward]) for name, reward in ms_swift.REWARDS.items()),
+    *(("open_r1", name, of_open_r1(name)) for name in ("accuracy", "format", "tag_count", "code_format")),
+]
+
+
+@pytest.mark.parametrize(("program", "name", "rewards"), OTHERS)
+def test_the_scores_are_the_other_programs(program: str, name: str, rewards: list[JsonObject]) -> None:
+    rows = json.loads((HERE / f"{program}_rewards.json").read_text(encoding="utf-8"))
+    share = 1 / len(rewards)
+    specs = [RewardSpec(str(one["name"]), weight=share, options=as_object(one["options"])) for one in rewards]
+    found = Scorer(specs)([Sample("q", row["answer"], {"answer": row["solution"]}) for row in rows])
+    expected = [math.nan if row["scores"][name] is None else row["scores"][name] for row in rows]
+    assert found.problems == () and found.total == pytest.approx(expected, nan_ok=True)
     assert len({score for score in expected if not math.isnan(score)}) > 1
 
 

@@ -11,11 +11,12 @@ import pytest
 from paceline.config.import_export.argument_tables import table
 from paceline.config.import_export.commands.command_line import is_command, read_command
 from paceline.config.import_export.import_config import flat, import_command, import_config, import_data
-from paceline.config.import_export.verdicts import Imported, KeyVerdict
+from paceline.config.import_export.verdicts import Imported, KeyVerdict, as_json, as_text
 from paceline.config.import_export.write_yaml import accepted, left_over, stands
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
+from paceline.core.json_types import as_list, as_object
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.rules import of_config
 
@@ -88,6 +89,76 @@ def test_a_file_of_ms_swift_is_read_for_the_command_that_is_named(
     (tmp_path / "a.yaml").write_text(YAML)
     config = checked(import_config(str(tmp_path / "a.yaml"), algorithm=algorithm), tmp_path)
     assert (config.training.algorithm, config.data.train_on) == (ours, train_on)
+
+
+EMBEDDING = "swift sft --model m --model_type qwen3_emb --dataset d --tuner_type full --task_type embedding"
+RERANKER = "swift sft --model m --dataset d --tuner_type full --task_type reranker --template bert"
+GRPO = "swift rlhf --rlhf_type grpo --model m --dataset d --reward_funcs accuracy --use_vllm true"
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "differs", "lost"),
+    [
+        (
+            f"INFONCE_TEMPERATURE=0.02 {EMBEDDING} --loss_type infonce --per_device_train_batch_size 64"
+            " --gradient_accumulation_steps 1 --sequence_parallel_size 4",
+            {
+                "training.algorithm": "embedding",
+                "training.embedding.temperature": 0.02,
+                "training.per_device_train_batch_size": 16,
+            },
+            set(),
+            set(),
+        ),
+        (
+            f"{EMBEDDING} --loss_type infonce --gradient_accumulation_steps 4",
+            {"training.embedding.temperature": 0.1},
+            {"loss_type"},
+            set(),
+        ),
+        (f"{EMBEDDING} --loss_type contrastive", {}, set(), {"loss_type"}),
+        (
+            f"{RERANKER} --loss_type listwise_reranker --save_total_limit -1 --early_stop_interval 3",
+            {"training.reranker.loss_type": "listwise", "training.early_stopping_patience": 3},
+            {"loss_type"},
+            set(),
+        ),
+        (
+            f"{GRPO} --vllm_mode server --vllm_server_host 10.0.0.1 10.0.0.2 --vllm_server_port 8000 8001",
+            {
+                "training.rollout.servers": ["http://10.0.0.1:8000", "http://10.0.0.2:8001"],
+                "training.rollout.rewards": [
+                    {"name": "math_verify", "options": {"tag": "answer"}, "weight": 1.0}
+                ],
+                "data.train": [{"path": "d", "columns": {"answer": "solution"}}],
+            },
+            {"vllm_mode"},
+            set(),
+        ),
+        (
+            "swift sft --model m --dataset d --enable_dft_loss true",
+            {"training.sft.loss_type": "dft"},
+            set(),
+            set(),
+        ),
+    ],
+)
+def test_ms_swifts_other_trainings(
+    text: str, settings: dict[str, object], differs: set[str], lost: set[str]
+) -> None:
+    found = import_command(read_command([text]))
+    assert {path: found.settings[path].value for path in settings} == settings
+    given = {f.key for f in found.findings.values() if f.line}
+    assert {f.key for f in found.of(KeyVerdict.DIFFERS)} & given == differs
+    assert {f.key for f in found.of(LOST)} == lost
+
+
+def test_a_report_says_how_large_a_difference_was_measured() -> None:
+    found = import_command(read_command(["swift sft --model m --dataset a#5 b#7"]))
+    size = "2 of 4 rows differ, drawn of 8"
+    assert f"here they are the first [measured: {size}]" in as_text(found)
+    keys = {key["key"]: key for key in map(as_object, as_list(as_json(found, "")["keys"]))}
+    assert keys["dataset"]["measured"] == size and "measured" not in keys["model"]
 
 
 @pytest.mark.parametrize(

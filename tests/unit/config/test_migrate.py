@@ -265,6 +265,33 @@ def test_a_program_of_one_s_own_is_named_and_what_the_yaml_lacks(tmp_path: Path)
     assert {place.partition(":")[0] for place in migration.beside} == {"infer.sh", "broken.sh"}
 
 
+SCRIPT = """import sys
+from trl import DPOConfig, DPOTrainer
+arguments = DPOConfig(output_dir="out", learning_rate={}, beta=0.2, max_length=64)
+DPOTrainer("gpt2", args=arguments).train()
+"""
+
+
+def test_python_scripts_are_read_as_what_starts_them_or_alone(tmp_path: Path) -> None:
+    """By their literals: what only running one would tell is lost, with its line."""
+    files = {
+        "a/dpo.py": SCRIPT.format("float(sys.argv[1])"),
+        "a/run.sh": "torchrun --nproc_per_node=2 dpo.py 1e-4\n",
+        "alone.py": SCRIPT.format("2e-5"),
+        "helper.py": "print(1)\n",
+    }
+    migration = migrated(tmp_path, files)
+    jobs = {job.name: job for job in migration.jobs}
+    assert {*jobs} == {"run", "alone"} and "helper.py" not in migration.beside
+    started, alone = jobs["run"].imported, jobs["alone"].imported
+    assert started is not None and alone is not None
+    assert started.settings["training.dpo.beta"].value == 0.2 == alone.settings["training.dpo.beta"].value
+    assert started.settings["launch.nproc"].value == 2
+    assert alone.settings["training.learning_rate"].value == 2e-5
+    assert [(f.key, f.line) for f in jobs["run"].of(KeyVerdict.LOST)] == [("learning_rate", 3)]
+    assert jobs["run"].files["a/dpo.py"] == "the program" == jobs["alone"].files["alone.py"]
+
+
 @pytest.mark.parametrize(
     ("shape", "system", "trainer", "named"),
     [

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from paceline.config import codes
 from paceline.config.backend_files.detect import not_imported
 from paceline.config.import_export.commands.command_line import Command
+from paceline.config.import_export.commands.python_script import read_script
 from paceline.config.import_export.folders.find_starts import (
     TRAINS,
     Starts,
@@ -166,8 +167,8 @@ class _Former:
         unread = self._configs.unread | self._starts.partly
         beside |= {file: f"not read: {why}" for file, why in unread.items() if file not in self._used}
         for file in self._listed.of("python"):
-            if file.path not in self._used and _ARGUMENTS.search(file.text):
-                beside[file.path] = "it builds training arguments in Python, and nothing here starts it"
+            if file.path not in self._used and (command := self._script(file.path)):
+                jobs.append(self._named(self._of_script(file.path, command)))
         return MigratedFolder(self._path, self._listed, jobs, beside)
 
     def _named(self, job: FolderJob) -> FolderJob:
@@ -191,11 +192,15 @@ class _Former:
             return job if self._may_train(start) else "not read, and no training by its name"
         job.folder = self._folder(start)
         program = self._program(start, job)
+        script = self._script(program)
+        if script is not None:  # its literals are the keys; the command's flags are the script's own
+            script.launch, script.environment = start.command.launch, start.command.environment
+        command = script or start.command
         with contextlib.chdir(self._listed.root / job.folder):
             try:
-                self._find_files(start.command, job)
-                imported = import_command(start.command)
-                job.given = lower_keys(start.command)[0] | start.command.data
+                self._find_files(command, job)
+                imported = import_command(command)
+                job.given = lower_keys(command)[0] | command.data
             except ConfigError as error:
                 known = start.command.system is not None or start.command.config is not None
                 if error.diagnostics[0].code == codes.CONFIG_IMPORT_SYSTEM.name and not known:
@@ -204,7 +209,34 @@ class _Former:
                 return job
             _count(imported, start)
             self._write(job, imported)
-        self._lay_out(job, imported, start.command, self._here(start.command.config, job))
+        config = program if script else self._here(command.config, job)
+        self._lay_out(job, imported, None if script else command, config)
+        return job
+
+    def _script(self, program: str) -> Command | None:
+        """Return what a Python file trains; None for one that builds no arguments of a trainer."""
+        if not program or not _ARGUMENTS.search(self._listed.files[program].text):
+            return None
+        with contextlib.chdir(self._listed.root):
+            try:
+                return read_script(program)
+            except ConfigError:
+                return None
+
+    def _of_script(self, file: str, command: Command) -> FolderJob:
+        """Return the job of a Python script that nothing starts."""
+        job = FolderJob(PurePosixPath(file).stem, f"{file} (no script here starts it)")
+        words = [str(value) for value in flat(command.data).values() if isinstance(value, str)]
+        job.folder, job.given = self._nearest(file, "", words), command.data
+        with contextlib.chdir(self._listed.root / job.folder):
+            try:
+                imported = import_command(command)
+            except ConfigError as error:
+                job.not_read = error.diagnostics
+                job.files[file] = "the program"
+                return job
+            self._write(job, imported)
+        self._lay_out(job, imported, None, file)
         return job
 
     def _of_config(self, file: FolderFile) -> FolderJob | str:
@@ -284,11 +316,14 @@ class _Former:
                 finding,
             )
             job.findings.setdefault(file, []).append(finding)
+        of_script = bool(config) and self._listed.files[config].kind == "python"
         if config:
-            job.files[config] = f"config of {imported.system}"
+            job.files[config] = "the program" if of_script else f"config of {imported.system}"
         texts: list[Json] = list(flat(command.data).values()) if command else []
         texts += [option.value for option in command.launch.options] if command else []
-        if config:
+        if of_script:
+            texts += flat(job.given).values()
+        elif config:
             texts += flat(self._configs.read(self._listed.files[config])[0]).values()
         self._around(job, texts, config or holder)
         self._used |= {*job.files}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.config.import_export.folders.form_jobs import FolderJob, MigratedFolder
 from paceline.config.import_export.folders.our_command import OurCommand, our_command
+from paceline.config.import_export.sizes import measured
 from paceline.config.import_export.verdicts import Finding, KeyVerdict, shortened
 from paceline.config.source import shown
 from paceline.core.json_types import Json, JsonObject
@@ -94,6 +95,8 @@ def _findings(job: FolderJob, file: str, verdict: KeyVerdict, word: str, every: 
         place = f"{file}:{finding.line}" if finding.line else "default"
         to = f" -> {', '.join(finding.to)}" if finding.to else ""
         says = f": {finding.says}" if finding.says else ""
+        size = measured(job.imported.system, finding.key, finding.says) if job.imported else ""
+        says += f" [measured: {size}]" if size else ""
         yield f"    {word}: {place}: {finding.key}: {shown(finding.key, finding.value, 60)}{to}{says}"
     if left_out:
         yield f"    {word}: and {left_out:,} more (--all)"

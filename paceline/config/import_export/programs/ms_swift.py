@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 from paceline.config.import_export.argument_tables import NO_TRACKERS, defaults
 from paceline.config.import_export.commands.launcher_options import VARIABLES
@@ -11,8 +12,11 @@ from paceline.config.import_export.decide_keys import Code
 from paceline.config.import_export.local_files import config_of
 from paceline.config.import_export.programs import transformers
 from paceline.config.import_export.programs.ms_swift_data import completion_length, data, length, loss_scale
+from paceline.config.import_export.programs.ms_swift_retrieval import classified, retrieval, split_rows
 from paceline.config.import_export.programs.ms_swift_templates import default_system, template
+from paceline.config.import_export.programs.trl import judged_by
 from paceline.config.import_export.verdicts import KeyReader
+from paceline.config.yaml_text.read_file import read_text
 from paceline.config.yaml_text.scalars import resolve_plain
 from paceline.core.json_types import Json, JsonObject, as_list, as_number, as_object
 
@@ -130,13 +134,25 @@ def generations(reader: KeyReader) -> None:
         reader.lose("generation_batch_size", "it is no multiple of the rows of all processes")
 
 
+def new_tokens(reader: KeyReader) -> None:
+    """``new_special_tokens`` are tokens, or .txt files of them, divided by white space."""
+    tokens = list[Json]()
+    for name in map(str, as_list(reader.given["new_special_tokens"])):
+        here = [file for file in (Path(name), Path(reader.result.file).parent / name) if file.is_file()]
+        if name.endswith(".txt") and not here:
+            reader.lose("new_special_tokens", f"{name} is not here: write the tokens themselves")
+            return
+        tokens += read_text(str(here[0]), "the file of tokens").split() if here else [name]
+    reader.keep("new_special_tokens", "model.add_special_tokens", tokens)
+
+
 _FORMAT = r"^<think>.*?</think>\s*<answer>.*?</answer>(?![\s\S])"
 _REACT = r"^<think>.*?</think>\s*Action:.*?Action Input:"
 #: ms-swift's own reward functions as ours
-_REWARDS: dict[str, JsonObject] = {
+REWARDS: dict[str, JsonObject] = {
     "format": {"name": "regex", "options": {"pattern": _FORMAT}},
     "react_format": {"name": "regex", "options": {"pattern": _REACT}},
-    "accuracy": {"name": "numeric", "options": {"anywhere": True}},
+    "accuracy": {"name": "math_verify", "options": {"tag": "answer"}},
 }
 
 
@@ -145,7 +161,7 @@ def rewards(reader: KeyReader) -> None:
     names, models = (
         list(map(str, as_list(reader.given.get(key)))) for key in ("reward_funcs", "reward_model")
     )
-    known, path = dict(_REWARDS), "training.rollout.rewards"
+    known, path = dict(REWARDS), "training.rollout.rewards"
     buffer = reader.given.get("soft_cache_length")
     if isinstance(buffer, int):
         longest = reader.given.get("soft_max_length") or completion_length(reader)
@@ -163,9 +179,7 @@ def rewards(reader: KeyReader) -> None:
         return
     reader.set(path, listed, "reward_funcs" if names else "reward_model")
     if "accuracy" in names:
-        reader.set("training.rollout.on_reward_error", "zero", "reward_funcs")
-        says = "accuracy compares by math-verify in ms-swift; here the last number is compared"
-        reader.differs("reward_funcs", path, listed, says)
+        judged_by(reader, "solution")
     keys = ("reward_funcs", "reward_model", "reward_weights", "soft_cache_length", "soft_max_length")
     reader.mapped([key for key in keys if not reader.decided(key)], (path,))
 
@@ -185,9 +199,13 @@ def server(reader: KeyReader) -> None:
         return
     path = "training.rollout.server"
     says = "start `vllm serve` there, not `swift rollout`"
-    reader.differs("vllm_mode", path, {"url": address}, says)
-    if len(base or host) > 1:
-        reader.lose("vllm_server_host", f"several servers: one is used, {address}")
+    ports = port if len(port) == len(host) else [*port[:1]] * len(host)
+    several = [str(url) for url in base] or [
+        f"http://{name}:{number}" for name, number in zip(host, ports, strict=True)
+    ]
+    if len(several) > 1:
+        path = f"{path}s"
+    reader.differs("vllm_mode", path, list[Json](several) if len(several) > 1 else {"url": address}, says)
     keys = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "use_vllm")
     reader.mapped([key for key in keys if not reader.decided(key)], (path,))
 
@@ -235,4 +253,8 @@ CODE: Code = {
     "server": server,
     "generations": generations,
     "freezing": freezing,
+    "new_tokens": new_tokens,
+    "classified": classified,
+    "retrieval": retrieval,
+    "split_rows": split_rows,
 }

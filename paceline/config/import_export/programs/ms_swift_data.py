@@ -43,7 +43,7 @@ def _sets(reader: KeyReader, key: str, name: str, command: str, columns: JsonObj
     known = as_object(as_object(table("swift_templates")["data"]).get(name))
     if marked and rows.isdecimal():
         options["max_rows"] = int(rows)
-        says = f"#{rows}: ms-swift draws as many rows at random; here they are the first"
+        says = f"#{rows}: ms-swift draws as many rows at random, here they are the first"
         _notes(reader, key, says)
     if known.get("images"):
         reader.lose(key, f"images, video and sound are not read: {name}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paceline.config import codes
 from paceline.config.import_export.argument_tables import NO_TRACKERS, defaults, table
 from paceline.config.import_export.decide_keys import Code
@@ -10,7 +12,7 @@ from paceline.config.import_export.programs import transformers
 from paceline.config.import_export.programs.trl_data import datasets
 from paceline.config.import_export.verdicts import KeyReader
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.core.json_types import Json, JsonObject, as_list, as_object
 
 #: algorithm here → the config class of the trainer
 TRAINERS = {
@@ -73,6 +75,30 @@ REWARDS: dict[str, JsonObject] = {
 }
 
 
+#: open-r1's regular expressions and tags, by which its script names rewards
+_ANSWERED = r"\A<think>\n.*?\n</think>\n<answer>\n.*?{}\n</answer>(?m:$)"
+_TAGS = (r"<think>\n", r"\n</think>\n", r"\n<answer>\n", r"\n</answer>")
+
+
+def _once(text: str) -> JsonObject:
+    return {"name": "regex", "options": {"pattern": rf"\A(?!.*{text}.*{text}).*{text}"}}
+
+
+def of_open_r1(name: str, language: str = "python") -> list[JsonObject]:
+    """Return our rewards whose mean is that of open-r1; empty for one that none of ours computes."""
+    rewards_of: dict[str, list[JsonObject]] = {
+        "accuracy": [{"name": "math_verify", "options": {}}],
+        "format": [{"name": "regex", "options": {"pattern": _ANSWERED.format("")}}],
+        "tag_count": [_once(text) for text in _TAGS],
+        "code_format": [
+            {"name": "regex", "options": {"pattern": _ANSWERED.format(f"```{language}.*?```.*?")}}
+        ],
+        "code": [{"name": "code", "options": {"tests": "verification_info", "seconds": 5, "partial": True}}],
+        "binary_code": [{"name": "code", "options": {"tests": "verification_info", "seconds": 5}}],
+    }
+    return rewards_of.get(name, [])
+
+
 def lengths(reader: KeyReader) -> None:
     """Decide the length limits: ours covers prompt and answer together, TRL's only answers."""
     answer, prompt = reader.value("max_completion_length"), reader.given.get("max_prompt_length")
@@ -86,6 +112,15 @@ def lengths(reader: KeyReader) -> None:
     reader.mapped(("max_prompt_length",), ("data.max_length",), "longer prompts are cut")
 
 
+def judged_by(reader: KeyReader, column: str) -> None:
+    """Answers are compared with this column of the rows, whatever else they have."""
+    for path in ("data.train", "data.eval"):
+        if (setting := reader.result.settings.get(path)) is not None:
+            sets = [as_object(item) for item in as_list(setting.value)]
+            named = [one | {"columns": {**as_object(one.get("columns")), "answer": column}} for one in sets]
+            reader.result.settings[path] = replace(setting, value=list[Json](named))
+
+
 def rewards(reader: KeyReader) -> None:
     """Decide the reward functions, their weights, and a reward model."""
     functions, weights = reader.given.get("reward_funcs"), reader.given.get("reward_weights")
@@ -93,28 +128,40 @@ def rewards(reader: KeyReader) -> None:
     names = [
         str(name) for name in (functions if isinstance(functions, list) else [functions] if functions else [])
     ]
-    items: list[JsonObject | None] = [REWARDS.get(name.removeprefix("trl.rewards.")) for name in names]
+    parts = {name: of_open_r1(name, reader.text("code_language") or "python") for name in names}
+    parts |= {
+        name: [REWARDS[known]] for name in names if (known := name.removeprefix("trl.rewards.")) in REWARDS
+    }
+    items = [parts[name] for name in names]
     if isinstance(model, str) and model:
         reader.mapped("reward_model_name_or_path", ("training.rollout.rewards",))
-        items.insert(0, {"name": "model", "options": {"model": model}})
+        items.insert(0, [{"name": "model", "options": {"model": model}}])
     listed = weights if isinstance(weights, list) else [weights] if weights is not None else []
     shares = listed or [1.0] * len(items)
     weighted: list[Json] = [
-        {**item, "weight": share} for item, share in zip(items, shares, strict=False) if item is not None
+        {**item, "weight": share / len(several) if isinstance(share, (int, float)) else share}
+        for several, share in zip(items, shares, strict=False)
+        for item in several
     ]
     if weighted:
         reader.set("training.rollout.rewards", weighted, "reward_funcs")
-    lost = [name for name, item in zip(reversed(names), reversed(items), strict=False) if item is None]
+    if any(item["name"] == "math_verify" for several in items for item in several):
+        judged_by(reader, "solution")
+    lost = [name for name in names if not parts[name]]
     if len(shares) != len(items):
         reader.lose("reward_weights", f"{len(shares)} weights for {len(items)} rewards, which TRL refuses")
     if lost:
-        says = f"reward functions of that system: {', '.join(reversed(lost))}; write them as"
+        says = f"reward functions of that system: {', '.join(lost)}; write them as"
         says += " training.rollout.rewards (module:function; they get texts: docs/how-to/rollouts.md)"
         reader.lose("reward_funcs", says)
         if listed and not reader.decided("reward_weights"):
             reader.lose("reward_weights", "the weights of rewards that are not known here")
     elif weighted and not reader.decided("reward_weights"):
         reader.mapped(("reward_funcs", "reward_weights"), ("training.rollout.rewards",))
+        if {"code", "binary_code"} & set(names):
+            reader.set("training.rollout.allow_code_execution", True, "reward_funcs")
+            says = "programs run in a sandbox of this machine, not at a service, and all they print counts"
+            reader.differs("reward_funcs", "training.rollout.rewards", weighted, says)
 
 
 def _peft_targets(reader: KeyReader) -> None:

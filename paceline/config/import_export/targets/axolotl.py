@@ -46,11 +46,15 @@ def axolotl(config: Config, given: Given) -> JsonObject:
     whole = steps >= 1 or not steps
     by_steps = training.eval_strategy == "steps"
     name = config.model.attn_implementation
+    packs = training.algorithm == "sft" and data.packing and training.eval_strategy != "no"
     keys: JsonObject = {
         "rl": ALGORITHMS_OF["axolotl"][training.algorithm] or None,
         "reward_model": True if training.algorithm == "reward" else None,
         **_data(config, given),
         "sample_packing": data.packing if training.algorithm == "sft" else None,
+        # few rows to evaluate make no packed row there; and without packed ones axolotl drops the last rows
+        "eval_sample_packing": False if packs else None,
+        "dataloader_drop_last": training.dataloader_drop_last if packs else None,
         "train_on_inputs": data.train_on == "all",
         "excess_length_strategy": _TOO_LONG[data.on_too_long],
         "attn_implementation": None if name == "auto" else name,

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from paceline.config.sections.types import Bool, Float, OptFloat, OptInt, OptPath, Section, Word
 from paceline.core.json_types import Json, JsonObject
 
-DPO_LOSSES = ("sigmoid", "hinge", "ipo", "robust")
+DPO_LOSSES = ("sigmoid", "hinge", "ipo", "robust", "apo_zero", "apo_down")
 CPO_LOSSES = ("sigmoid", "hinge", "ipo", "simpo")
 
 

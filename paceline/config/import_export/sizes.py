@@ -1,0 +1,22 @@
+"""How large named differences are, as the other programs themselves showed (``tests/peers/sizes.py``)."""
+
+from __future__ import annotations
+
+import re
+
+from paceline.config.import_export.argument_tables import table
+
+_OF_A_FILE = re.compile(r"[\w.-]+/[\w./#:-]+|\d+")
+
+
+def shape_of(system: str, key: str, says: str) -> str:
+    """Return what a difference is called in ``arguments/sizes.json``: without numbers and names of a file."""
+    return f"{system} {_OF_A_FILE.sub('_', key)}: {_OF_A_FILE.sub('_', says)}"
+
+
+def measured(system: str, key: str, says: str) -> str:
+    """Return the size of a difference (of each of several), or an empty text where none was measured."""
+    sizes = (
+        table("sizes").get(shape_of(system, key, part)) for part in dict.fromkeys([says, *says.split("; ")])
+    )
+    return "; ".join(dict.fromkeys(str(size) for size in sizes if size))
