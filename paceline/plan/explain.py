@@ -118,7 +118,9 @@ def _trained(plan: Plan) -> str:
         parts.append(f"{about}{human_count(shape.num_parameters)} parameters")
     if adapter is not None:
         bits = f" on {adapter.quantization.bits}-bit weights" if adapter.quantization else ""
-        parts.append(f"LoRA of rank {adapter.r}{bits}")
+        blocks = adapter.oft_block_size
+        kind = f"OFT in blocks of {blocks}" if blocks else f"LoRA of rank {adapter.r}"
+        parts.append(f"{kind}{bits}")
     return ", ".join(parts)
 
 

@@ -97,13 +97,14 @@ class Quantization:
 
 @dataclass(frozen=True)
 class AdapterSpec:
-    """LoRA of rank ``r``, with peft's names. ``start``: folder of the adapter weights to start from.
+    """LoRA of rank ``r``, or OFT, with peft's names. ``start``: folder of the adapter weights to start from.
 
     - ``quantization``: of the frozen base layers
     - ``target_parameters``: tensors of fused experts, by suffix
     - ``init_lora_weights``: pissa or olora, whose first factors are taken out of the base weights
-    - ``use_dora``: each weight row has a trained magnitude; the fields after this one are set only for peft's
-    folders
+    - ``use_dora``: each weight row has a trained magnitude
+    - ``oft_block_size``: not 0 for OFT, which rotates so many inputs at a time; the fields after this one are
+    set only for peft's folders
     """
 
     r: int
@@ -118,6 +119,7 @@ class AdapterSpec:
     target_parameters: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     init_lora_weights: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     use_dora: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    oft_block_size: int = field(default=0, metadata=UNLESS_DEFAULT)
     exclude_modules: tuple[str, ...] = field(default=(), metadata=UNLESS_DEFAULT)
     rank_pattern: Mapping[str, int] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict, metadata=UNLESS_DEFAULT)

@@ -155,7 +155,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
         job.config.model.dtype,
         bf16_weights=training.pure_bf16 or rounds(optimizer.name),
     )
-    optimizer = _in_dtype(optimizer, precision)
+    optimizer = _of_heads(_in_dtype(optimizer, precision), shape)
     spec = strategy_spec(chosen.strategy) if chosen else None
     if precision.master == "bfloat16" and spec is not None and not spec.shards_weights:
         precision = replace(precision, reduce="bfloat16")  # gradients are the weights' dtype
@@ -236,6 +236,14 @@ def _in_dtype(optimizer: OptimizerSpec, precision: Precision) -> OptimizerSpec:
             **optimizer.args,
         },
     )
+
+
+def _of_heads(optimizer: OptimizerSpec, shape: ModelShape | None) -> OptimizerSpec:
+    """Return the optimizer with the sizes of the model's heads, if it needs them and they are known."""
+    row = BUILT.get(optimizer.name)
+    if row is None or not row.by_blocks or shape is None:
+        return optimizer
+    return replace(optimizer, args={"dim": shape.hidden_size, "n_heads": shape.heads, **optimizer.args})
 
 
 def attempt(choice: Callable[[], T], problems: list[Diagnostic]) -> T | None:

@@ -16,12 +16,13 @@ from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.optimizers import quantized_state, schedule_free
+from paceline.strategies.optimizers.adam_mini import AdamMini
 from paceline.strategies.optimizers.galore_adamw import GaLoreAdamW
 from paceline.strategies.optimizers.muon import MuonWithAdamW
 
 #: Optimizers whose moments have the dtype of the weights; others keep fp32, or packed ones
 _TORCHS = (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop)
-LIKE_WEIGHTS = (*_TORCHS, MuonWithAdamW, GaLoreAdamW)
+LIKE_WEIGHTS = (*_TORCHS, MuonWithAdamW, GaLoreAdamW, AdamMini)  # and APOLLO, a GaLoreAdamW
 SCALER = "grad_scaler"  # name of the fp16 scaler's two values in a checkpoint; no parameter has it
 _EVERY_RANK: Mapping[str, int] = {}  # no moments are kept by one rank alone
 # optimizer states that are Python numbers

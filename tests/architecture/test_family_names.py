@@ -71,4 +71,4 @@ def test_no_strategy_knows_an_optimizers_class() -> None:
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Name | ast.Attribute) and (getattr(node, "id", "") or node.attr) in classes
     }
-    assert len(classes) == 3 and found == {"paceline/strategies/replicated_state.py"}
+    assert len(classes) == 5 and found == {"paceline/strategies/replicated_state.py"}

@@ -139,7 +139,9 @@ def count(spec: Path, program: str) -> Iterator[Counted]:
 def _file(file: Path, program: str) -> Counted:
     kind = kind_of_file(file)
     try:
-        return _counted(file.name, kind, import_config(str(file), program))
+        # the command of a file of version 1 names its stage, and so does the example's name
+        named = "dpo" if re.search("v1__.*_dpo", file.name) else None
+        return _counted(file.name, kind, import_config(str(file), program, named))
     except ConfigError as error:
         found = error.diagnostics[0]
         kind = OTHER if "does not train" in found.what else kind

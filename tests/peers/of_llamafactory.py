@@ -42,6 +42,11 @@ DROPPED = (
     "fp8", "fp8_backend", "fp8_enable_fsdp_float8_all_gather", "hub_model_id", "predict_with_generate",
     "run_name", "seed", "quantization_device_map", "use_kt", "kt_optimize_rule", "cpu_infer", "chunk_size",
 )  # fmt: skip
+#: blocks of version 1 for machines and inference
+OF_MACHINE = (
+    "dist_config", "kernel_config", "quant_config", "init_config", "flash_attn", "batching_strategy",
+    "cp_size", "cp_mode", "sample_backend", "max_new_tokens",
+)  # fmt: skip
 RENAMED = {"dpo_ftx": "pref_ftx"}  # by a later version of LLaMA-Factory
 _FULL: Keys = {"finetuning_type": "full", "template": "qwen", "learning_rate": 1e-3, "do_train": True}
 #: name → its own keys, for what no example has
@@ -49,6 +54,30 @@ SMALL: dict[str, Keys] = {
     "sft": {"stage": "sft", **_FULL, "lr_scheduler_type": "cosine", "weight_decay": 0.1},
     "sft on the prompt, too": {"stage": "sft", **_FULL, "train_on_prompt": True, "max_grad_norm": 0.1},
     "sft, last answer": {"stage": "sft", **_FULL, "template": "llama3", "warmup_steps": 2},
+    "sft, muon": {"stage": "sft", **_FULL, "use_muon": True, "weight_decay": 0.1},
+    "sft, oft": {
+        "stage": "sft",
+        **_FULL,
+        "finetuning_type": "oft",
+        "oft_block_size": 24,
+        "oft_target": "q_proj",
+    },
+    "sft, llama pro": {
+        "stage": "sft",
+        **_FULL,
+        "finetuning_type": "freeze",
+        "freeze_trainable_layers": 1,
+        "use_llama_pro": True,
+    },
+    "sft, apollo": {
+        "stage": "sft",
+        **_FULL,
+        "use_apollo": True,
+        "apollo_layerwise": True,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.1,
+    },
+    "sft, adam-mini": {"stage": "sft", **_FULL, "use_adam_mini": True, "weight_decay": 0.1},
     "pt, not packed": {"stage": "pt", **_FULL, "packing": False},
     "dpo, ipo": {"stage": "dpo", **_FULL, "pref_loss": "ipo", "pref_beta": 0.3},
     "dpo, hinge": {"stage": "dpo", **_FULL, "pref_loss": "hinge"},
@@ -63,9 +92,13 @@ def small(folder: Path, keys: Mapping[str, object]) -> Keys:
     """Return the keys with the table applied; ``folder`` has the model. Writes rows and adapter."""
     stage = str(keys.get("stage", "sft"))
     write_rows(folder)
+    if "train_dataset" in keys:
+        return _version_1(folder, keys)
     given: Keys = {RENAMED.get(key, key): value for key, value in keys.items() if key not in DROPPED}
     given |= REPLACED
-    if keys.get("use_galore"):  # 0.9.5 knows it with this optimizer, layer by layer with one micro-batch
+    if keys.get("use_galore") or keys.get(
+        "use_apollo"
+    ):  # 0.9.5 knows them with this optimizer, layer by layer with one micro-batch
         given |= {
             "optim": "adamw_torch",
             "per_device_train_batch_size": ROWS,
@@ -78,6 +111,18 @@ def small(folder: Path, keys: Mapping[str, object]) -> Keys:
     if keys.get("finetuning_type", "lora") == "lora" and not keys.get("pissa_init"):
         given["adapter_name_or_path"] = str(write_adapter(folder, keys))
     return given
+
+
+def _version_1(folder: Path, keys: Mapping[str, object]) -> Keys:
+    given: Keys = {key: value for key, value in keys.items() if key not in OF_MACHINE}
+    rows = {"path": str(folder / "rows.json"), "source": "local", "converter": "alpaca"}
+    (folder / "rows.yaml").write_text(json.dumps({"rows": rows}))
+    if "peft_config" in keys:
+        start = write_adapter(folder, {"lora_rank": 8, "lora_alpha": 16})
+        given["peft_config"] = {"name": "lora", "adapter_name_or_path": str(start)}
+    small: Keys = {"micro_batch_size": ROWS, "cutoff_len": 256, "bf16": False, "max_steps": 3}
+    small |= {"learning_rate": 1e-2, "batching_workers": 0, "output_dir": str(folder / "theirs")}
+    return given | small | {"model": str(folder / "model"), "train_dataset": str(folder / "rows.yaml")}
 
 
 def write_rows(folder: Path) -> None:

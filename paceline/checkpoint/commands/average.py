@@ -114,8 +114,10 @@ class AveragedReader(CheckpointReader):
 
     def _check(self, other: CheckpointReader) -> None:
         """Refuse a checkpoint that cannot be averaged with the first."""
-        if any(name.name.endswith(MAGNITUDE) for name in self.names()):
-            raise self._refused(other, "DoRA's weights have no mean that is an adapter", MAGNITUDE)
+        apart = {"DoRA": MAGNITUDE, "OFT": ".oft_R.weight"}
+        for kind, end in apart.items():
+            if any(name.name.endswith(end) for name in self.names()):
+                raise self._refused(other, f"{kind}'s weights have no mean that is an adapter", end)
         for key, subject in _OF_ONE_RUN.items():
             mine, theirs = self.state.get(key), other.state.get(key)
             if mine != theirs:

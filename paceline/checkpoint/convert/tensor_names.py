@@ -24,7 +24,7 @@ from paceline.models.lora.names import PEFT_PREFIX
 from paceline.models.module_tensors import persistent_buffers
 from paceline.plan.features.peft_settings import names_module
 from paceline.plan.model.family import family_of
-from paceline.plan.model.parameter_list import MAGNITUDE, NO_DECAY
+from paceline.plan.model.parameter_list import MAGNITUDE, NO_DECAY, of_adapter
 from paceline.protocols.roles import Role
 from paceline.strategies.optimizers.build import decays
 
@@ -184,7 +184,7 @@ def adapter_name(name: str) -> str:
     bare = name.rpartition(PEFT_PREFIX)[2].removeprefix(
         "module."
     )  # an engine's own prefix comes before peft's
-    for word in (".lora_A.default.", ".lora_B.default."):
+    for word in (".lora_A.default.", ".lora_B.default.", ".oft_R.default."):
         bare = bare.replace(word, word.replace("default.", ""))
     bare = bare.removesuffix(".default.weight") if MAGNITUDE in bare else bare
     return bare.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")
@@ -228,12 +228,9 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-_FACTOR = ".lora_"
-
-
 def is_adapter(names: Iterable[str]) -> bool:
     """Whether tensors of these names are, or hold, an adapter's."""
-    return any(_FACTOR in name for name in names)
+    return any(map(of_adapter, names))
 
 
 def adapter_state(
@@ -266,10 +263,10 @@ def adapter_state(
         name = adapter_name(stored_name)
         module = name.rpartition(".")[0]
         full = ".modules_to_save." in stored_name and names_module(full_modules, module)
-        if _FACTOR in name or full or name in mine:
+        if of_adapter(name) or full or name in mine:
             kept[name] = tensor
     modules = {name.rpartition(".")[0] for name in names.parameters}
-    layers = (name.partition(_FACTOR)[0].replace(".base_layer", "") for name in kept if _FACTOR in name)
+    layers = (of_adapter(name).replace(".base_layer", "") for name in kept if of_adapter(name))
     if strange := sorted(
         path for path in layers if not any(m == path or m.startswith(f"{path}.") for m in modules)
     ):
@@ -292,7 +289,6 @@ def adapter_order(weights: Mapping[str, LazyTensor], names: ModelNames) -> dict[
     positions = {name.rpartition(".")[0]: number for number, name in enumerate(names.parameters)}
 
     def place(name: str) -> tuple[int, str]:
-        layer, factor, _ = name.partition(".lora_")
-        return positions.get(layer if factor else name.rpartition(".")[0], len(positions)), name
+        return positions.get(of_adapter(name) or name.rpartition(".")[0], len(positions)), name
 
     return {name: weights[name].shape for name in sorted(weights, key=place)}

@@ -86,7 +86,7 @@ def check_adapter(stage: Path, entries: list[TensorEntry], reader: CheckpointRea
 
 def _peft_misses(stage: Path, reader: CheckpointReader) -> list[str]:
     """Return peft's errors when it loads the folder on its base without storage."""
-    from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+    from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model_state_dict
     from safetensors.torch import load_file
 
     config = config_of(reader, "float32")
@@ -96,11 +96,10 @@ def _peft_misses(stage: Path, reader: CheckpointReader) -> list[str]:
     base = text_model_of(config) if composite is None else composite.skeleton
     try:
         with warnings.catch_warnings(record=True), shapes_standing_in(base, on=True):
-            settings = LoraConfig.from_pretrained(str(stage))
-            settings.init_lora_weights, settings.inference_mode = (
-                True,
-                False,
-            )  # weights it has none to decompose
+            settings = PeftConfig.from_pretrained(str(stage))
+            settings.inference_mode = False
+            if isinstance(settings, LoraConfig):
+                settings.init_lora_weights = True  # weights it has none to decompose
             model = PeftModel.from_pretrained(
                 base, str(stage), config=settings, low_cpu_mem_usage=True, torch_device="cpu"
             )
@@ -149,7 +148,7 @@ class NamesInWhole:
         """
         spec = spec_of(peft, ADAPTER_CONFIG)
         experts = tuple(str(p).rpartition(".")[0] for p in _listed(peft.get("target_parameters")))
-        layers = {name.removesuffix(".lora_A.weight") for name in trained if name.endswith(".lora_A.weight")}
+        layers = adapted_modules(iter(trained))
         targets = [
             self.of(layer)
             for layer in layers
@@ -170,6 +169,8 @@ class NamesInWhole:
         }
         by_name: JsonObject = dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern"))
         by_name |= {"target_modules": sorted(targets), "modules_to_save": sorted(full_modules) or None}
+        if spec.oft_block_size:
+            return {**peft, **by_name}
         return {**peft, **by_name, "rank_pattern": {**ranks}, "alpha_pattern": {**alphas}}
 
 

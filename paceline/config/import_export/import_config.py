@@ -56,7 +56,7 @@ class Translator:
 TRANSLATORS = {
     "trl": Translator("TRL", trl.CODE, trl.trl_defaults, trl.trainer_of),
     "llamafactory": Translator(
-        "LLaMA-Factory", llamafactory.CODE, lambda job: llamafactory.llamafactory_defaults()
+        "LLaMA-Factory", llamafactory.CODE, llamafactory.llamafactory_defaults, llamafactory.version_of
     ),
     "axolotl": Translator("axolotl", axolotl.CODE, lambda job: axolotl.axolotl_defaults(), parsed=False),
     "swift": Translator("ms-swift", ms_swift.CODE, ms_swift.swift_defaults, ms_swift.command_of),

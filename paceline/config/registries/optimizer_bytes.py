@@ -99,6 +99,11 @@ def torchao(bits: int, block: int) -> StateBytes:
     return found
 
 
+def of_rows(shape: Shape, args: Arguments, size: int) -> int:
+    """Adam-mini's moment of every number, and one of each row; of a vector two, as for a bias."""
+    return size * (prod(shape) + (shape[0] if shape else 1))
+
+
 def projected(shape: Shape, args: Arguments, size: int) -> int:
     """GaLore's two moments of a matrix's projected gradient, and its basis
     (``strategies.optimizers.galore_adamw``).

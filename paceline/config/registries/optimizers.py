@@ -58,6 +58,8 @@ class Optimizer:
       as ``moment_bytes`` says
     - ``projects``: keeps moments of projected gradients for the matrices of ``optim_target_modules``, and
       others as ``moment_bytes`` says
+    - ``draws``: the projections are random
+    - ``by_blocks``: keeps a second moment for each head, row or tensor, by the sizes of heads
     - ``averaged``: evaluation, generation and saves use averaged weights, and it allows no schedule
     - ``compiles``: its step is compiled once for each shape of a tensor
     - ``float64``: computes in float64 where the weights are
@@ -81,6 +83,8 @@ class Optimizer:
     factored: bool = False
     orthogonalises: bool = False
     projects: bool = False
+    draws: bool = False
+    by_blocks: bool = False
     averaged: bool = False
     compiles: bool = False
     float64: bool = True
@@ -245,6 +249,37 @@ BUILT: dict[str, Optimizer] = {
         splits_why="GaLore projects complete gradient matrices; a shard has only a part of them",
         projects=True,
     ),
+    "apollo_adamw": Optimizer(
+        "paceline.strategies.optimizers.apollo_adamw:ApolloAdamW",
+        {
+            "rank": "count",
+            "update_proj_gap": "count",
+            "scale": "size",
+            "scale_type": ("channel", "tensor"),
+            "scale_front": "switch",
+            "proj": ("random",),
+            "proj_type": ("std",),
+            "betas": "betas",
+            "eps": "size",
+        },
+        optimizer_bytes.two,
+        takes=_BETAS_EPS,
+        counts=False,
+        splits=_TENSORS,
+        splits_why="APOLLO projects complete gradient matrices; a shard has only a part of them",
+        projects=True,
+        draws=True,
+    ),
+    "adam_mini": Optimizer(
+        "paceline.strategies.optimizers.adam_mini:AdamMini",
+        {"dim": "count", "n_heads": "count", "betas": "betas", "eps": "size"},
+        optimizer_bytes.of_rows,
+        takes=_BETAS_EPS,
+        counts=False,
+        splits=_TENSORS,
+        splits_why="Adam-mini's second moments are means over whole heads; a shard may have a part of one",
+        by_blocks=True,
+    ),
     "schedule_free_adamw": _schedule_free(
         "AdamWScheduleFree", {"betas": "betas", "eps": "size", "warmup_steps": "whole"}, _BETAS_EPS
     ),
@@ -325,9 +360,9 @@ _NOT_BUILT: tuple[tuple[str, str, str], ...] = (
     ),
     ("galore_.*", "of GaLore's optimizers AdamW is supported", "galore_adamw"),
     (
-        "apollo_.*",
-        "APOLLO's package is not used",
-        "galore_adamw, or adamw_torch_fused with lora:, which trains low-rank updates",
+        "apollo_adamw_layerwise",
+        "each layer would be updated within the backward; the updates are apollo_adamw's",
+        "apollo_adamw, with max_grad_norm: 0 for the same numbers",
     ),
     (
         "lomo|adalomo",
@@ -361,7 +396,6 @@ KNOWN = (
     "lomo",
     "adalomo",
     "grokadamw",
-    "apollo_adamw",
     "apollo_adamw_layerwise",
     "stable_adamw",
 )

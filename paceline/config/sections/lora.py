@@ -94,6 +94,14 @@ class LoraSection(Section):
             " ddp, fsdp, zero1 and zero2."
         ),
     )
+    oft_block_size: OptInt = Field(
+        default=None,
+        ge=2,
+        description=(
+            "OFT in place of LoRA: each adapted layer's inputs are rotated in blocks of this many (peft's"
+            " default is 32), without r, alpha and dropout. Single, ddp, fsdp, zero1 and zero2."
+        ),
+    )
     loraplus_lr_ratio: OptFloat = Field(
         default=None,
         gt=0,
@@ -119,8 +127,8 @@ class LoraSection(Section):
     adapter_name_or_path: OptPath = Field(
         default=None,
         description=(
-            "Folder of a peft adapter (LoRA, PiSSA, OLoRA) to continue training; its rank, alpha, layers and"
-            " init_lora_weights are used."
+            "Folder of a peft adapter (LoRA, PiSSA, OLoRA, OFT) to continue training; its rank, alpha, layers"
+            " and init_lora_weights are used."
         ),
     )
 

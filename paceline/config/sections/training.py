@@ -43,8 +43,8 @@ class FreezingFields(Section):
         default=(),
         description=(
             "Parts of the model that are not trained: names of modules or parameters, whose leading parts may"
-            " be left out, with shell wildcards and slices: [embed_tokens, 'layers[:4]', '*norm*']; ^ begins"
-            " a regular expression for full names."
+            " be left out, with shell wildcards and slices: [embed_tokens, 'layers[:4]', '*norm*'], where"
+            " 'layers[/8]' is the last of each eighth; ^ begins a regular expression for full names."
         ),
     )
     unfreeze: Patterns = Field(

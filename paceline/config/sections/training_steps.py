@@ -149,8 +149,8 @@ class OptimisationFields(Section):
     optim_target_modules: Annotated[tuple[str, ...], BeforeValidator(to_targets)] = Field(
         default=(),
         description=(
-            "Modules whose matrices `optim: galore_adamw` projects: parts of their names, or patterns for"
-            " full names; every linear layer of the decoder when empty, or with all-linear."
+            "Modules whose matrices `galore_adamw` and `apollo_adamw` project: parts of their names, or"
+            " patterns for full names; every linear layer of the decoder when empty, or with all-linear."
         ),
     )
     lr_scheduler_type: Annotated[str, Word(*SCHEDULES)] = Field(

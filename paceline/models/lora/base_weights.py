@@ -23,7 +23,7 @@ from paceline.models import codes
 from paceline.models.lora.expert_lora import experts_parameter, is_experts, is_transposed, merge_experts
 from paceline.models.lora.names import NAME, adapted_modules
 from paceline.plan.features.peft_settings import rank_of, scale_of
-from paceline.plan.model.parameter_list import MAGNITUDE
+from paceline.plan.model.parameter_list import MAGNITUDE, of_adapter
 from paceline.plan.plan import AdapterSpec
 
 if TYPE_CHECKING:
@@ -117,9 +117,9 @@ Step = Callable[[Tensor, Mapping[str, Tensor]], None]  # what the trained tensor
 
 def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[str, list[Step]]:
     """Return name -> steps that merge the adapters into the weights of the plain model ``hf`` (which may be
-    on meta). A layer with an adapter gets W + scale · B A, in W's dtype; a module that was trained in full is
-    copied in. If the adapter was initialised from W (``init_lora_weights``), its initial product is first
-    subtracted. Call the steps of a weight in order, without gradients.
+    on meta). A layer with an adapter gets W + scale · B A, or W rotated, in W's dtype. A module that was
+    trained in full is copied in. If the adapter was initialised from W (``init_lora_weights``), its initial
+    product is first subtracted. Call the steps of a weight in order, without gradients.
 
     ``trained``: plain names. Raises KeyError for one that the model does not have.
     """
@@ -130,6 +130,8 @@ def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[st
         if is_experts(hf, module):
             name = experts_parameter(hf, spec.target_parameters, module)
             step: Step = partial(merge_experts, is_transposed(hf, module), scale_of(spec, module), module)
+        elif spec.oft_block_size:
+            name, step = f"{module}.weight", partial(rotate_inputs, f"{module}.oft_R.weight")
         else:
             name = f"{module}.weight"
             if spec.init_lora_weights:
@@ -147,7 +149,7 @@ def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[st
             stretched = partial(stretch_rows, _transposed(hf, module), f"{module}{MAGNITUDE}")
             steps[places[name]].append(stretched)
     for name in trained:
-        if ".lora_" not in name:
+        if not of_adapter(name):
             steps.setdefault(places[name], []).append(partial(_copy_in, name))
     return steps
 
@@ -177,6 +179,25 @@ def add_product(
 def stretch_rows(transposed: bool, lengths: str, weight: Tensor, trained: Mapping[str, Tensor]) -> None:
     """Give the rows of ``weight`` the lengths that were trained (DoRA)."""
     stretch(weight, trained[lengths], transposed)
+
+
+def rotate_inputs(key: str, weight: Tensor, trained: Mapping[str, Tensor]) -> None:
+    """Make ``weight`` ([out, in]) the one that computes of an input what it computes of the input that OFT
+    rotates (Qiu et al. 2023, arXiv:2306.07280). ``key`` names [blocks, n], those above the diagonals of Q.
+
+    peft rotates a block by the first terms of (I + Q)(I - Q)⁻¹ (Qiu et al. 2025, arXiv:2506.19847).
+    """
+    entries = trained[key]
+    blocks, size = len(entries), weight.shape[1] // len(entries)
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    q = torch.zeros(blocks, size, size, dtype=wide, device=weight.device)
+    rows, columns = torch.triu_indices(size, size, 1)
+    q[:, rows, columns] = entries.to(q)
+    q = q - q.mT
+    square = q @ q
+    turned = torch.eye(size).to(q) + 2 * (q + square + square @ q) + square @ square
+    parts = weight.to(wide).view(weight.shape[0], blocks, size)
+    weight.copy_(torch.einsum("orc,rkc->ork", parts, turned).reshape(weight.shape))
 
 
 def _copy_in(name: str, weight: Tensor, trained: Mapping[str, Tensor]) -> None:

@@ -1,5 +1,5 @@
-"""LoRA (Hu et al. 2021, arXiv:2106.09685) through peft, injected into a Hugging Face model that keeps its own
-class.
+"""LoRA (Hu et al. 2021, arXiv:2106.09685) and its kin through peft, injected into a Hugging Face model that
+keeps its own class.
 
 peft wraps a linear layer into one that adds ``scale · B(A(dropout(x)))``; nothing else of the model changes,
 so packed attention, the head and generation work as before. Fused kernels skip modules with a wrapped child.
@@ -51,7 +51,7 @@ from paceline.plan.plan import AdapterSpec
 from paceline.runtime.random_seed import seed_for
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
+    from peft import LoraConfig, OFTConfig
 
     from paceline.models.loading.sharded_loading import FolderSlices
     from paceline.protocols.model import HFModel
@@ -128,8 +128,11 @@ def add_adapter(
         load_adapter(hf, Path(spec.start), trained)
     count = sum(p.numel() for p in hf.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in hf.parameters())
+    kind = f"{'DoRA' if spec.use_dora else 'LoRA'} r {spec.r}"
+    if spec.oft_block_size:
+        kind = f"OFT in blocks of {spec.oft_block_size}"
     note = (
-        f"{'DoRA' if spec.use_dora else 'LoRA'} r {spec.r} on {', '.join(spec.target_modules)}:"
+        f"{kind} on {', '.join(spec.target_modules)}:"
         f" {human_count(count)} of {human_count(whole)} parameters are trained"
     )
     if first:
@@ -140,7 +143,8 @@ def add_adapter(
         note += f"; on the experts of {experts} layers it is computed on the routed tokens"
     identity = {**base, "fingerprint": fingerprint, "ties": trained_ties}
     settings = _peft_config(config, saved, base, bool(trained_ties))
-    settings["init_lora_weights"] = spec.init_lora_weights or True
+    if not spec.oft_block_size:
+        settings["init_lora_weights"] = spec.init_lora_weights or True
     return Adapter(spec, trained, settings, identity, note)
 
 
@@ -216,8 +220,8 @@ def _compare(file: Path, needed: Shapes, stored: Shapes, other_names: Collection
         raise ConfigError(_no_weights(file, "; ".join(reports)))
 
 
-def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
-    from peft import LoraConfig, inject_adapter_in_model
+def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig | OFTConfig:
+    from peft import LoraConfig, OFTConfig, inject_adapter_in_model
 
     # Which layers: one pattern or a list of names, each of which must match something.
     targets = list(spec.target_modules)
@@ -239,30 +243,38 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig:
         reason = "no adapter trains a layer whose weight the class reads itself, or that no gradient reaches"
         raise ConfigError(unfit_targets(spec, hf, f"{', '.join(unreached)} ({', '.join(beyond)})", reason))
     check_parameters(hf, spec)
-    config = LoraConfig(
-        r=spec.r,
-        lora_alpha=spec.alpha,  # type: ignore[arg-type]  # a fraction is as good
-        lora_dropout=spec.dropout,
-        target_modules=targets[0] if alone else targets,
-        exclude_modules=excluded_modules(spec, beyond),
-        bias=spec.bias,  # type: ignore[arg-type]
-        use_rslora=spec.use_rslora,
-        use_dora=spec.use_dora,
-        task_type=_task(hf),
-        target_parameters=list(spec.target_parameters) or None,
-        rank_pattern=dict(spec.rank_pattern),
-        alpha_pattern=dict(spec.alpha_pattern),
-        layers_to_transform=list(spec.layers_to_transform) or None,
-        layers_pattern=list(spec.layers_pattern) or None,
+    layers: dict[str, Any] = {
+        "target_modules": targets[0] if alone else targets,
+        "exclude_modules": excluded_modules(spec, beyond),
+        "task_type": _task(hf),
+        "layers_to_transform": list(spec.layers_to_transform) or None,
+        "layers_pattern": list(spec.layers_pattern) or None,
+    }
+    config = (
+        OFTConfig(oft_block_size=spec.oft_block_size, **layers)
+        if spec.oft_block_size
+        else LoraConfig(
+            r=spec.r,
+            lora_alpha=spec.alpha,  # type: ignore[arg-type]  # a fraction is as good
+            lora_dropout=spec.dropout,
+            bias=spec.bias,  # type: ignore[arg-type]
+            use_rslora=spec.use_rslora,
+            use_dora=spec.use_dora,
+            target_parameters=list(spec.target_parameters) or None,
+            rank_pattern=dict(spec.rank_pattern),
+            alpha_pattern=dict(spec.alpha_pattern),
+            **layers,
+        )
     )
     # A is drawn from the seed on the CPU, so that it is equal on every rank.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seed_for(seed, role="adapter"))
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # peft corrects it
+        warnings.filterwarnings("ignore", message="Invalid `oft_block_size`")  # the plan counts as peft does
         warnings.filterwarnings("ignore", message="You have passed exclude_modules")  # none is a layer: fine
         try:
             inject_adapter_in_model(config, hf, adapter_name=NAME)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise ConfigError(unfit_targets(spec, hf, str(error))) from error
     config.exclude_modules = excluded_modules(replace(spec, modules_to_save=()), beyond)  # as files say it
     return config
@@ -275,12 +287,16 @@ def _task(hf: HFModel) -> str:
     return "SEQ_CLS" if type(hf).__name__.endswith("ForSequenceClassification") else "CAUSAL_LM"
 
 
-def _peft_config(config: LoraConfig, saved: list[str], base: Mapping[str, Any], tied: bool) -> JsonObject:
+def _peft_config(
+    config: LoraConfig | OFTConfig, saved: list[str], base: Mapping[str, Any], tied: bool
+) -> JsonObject:
     """Return the contents of ``adapter_config.json``: what peft writes, with its sets as sorted lists."""
+    from peft import OFTConfig
+
     written: dict[str, Json | set[str]] = config.to_dict()  # type: ignore[no-untyped-call]
     values: JsonObject = {k: sorted(v) if isinstance(v, (set, frozenset)) else v for k, v in written.items()}
     ours = {
-        "peft_type": "LORA",
+        "peft_type": "OFT" if isinstance(config, OFTConfig) else "LORA",
         "task_type": config.task_type,
         "inference_mode": True,
         "modules_to_save": saved or None,

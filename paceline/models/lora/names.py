@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 
 from paceline.plan.model.family import text_name
+from paceline.plan.model.parameter_list import of_adapter
 
 NAME = "default"  # peft's name of the one adapter
 PEFT_PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
-_FACTOR = re.compile(rf"(\.lora_[AB])\.{NAME}\.weight$")
+_FACTOR = re.compile(rf"(\.lora_[AB]|\.oft_R)\.{NAME}\.weight$")
+_FIRST = (".lora_A.weight", ".oft_R.weight")  # one of them is in each adapter
 _MAGNITUDE = re.compile(rf"(\.lora_magnitude_vector)\.{NAME}\.weight$")
 _BASE = re.compile(r"(\.base_layer)+\.")
 
@@ -26,7 +28,7 @@ def plain_name(name: str) -> str:
 def stored_name(key: str) -> str:
     """Return the plain name of a tensor in a peft file."""
     name = text_name(key.removeprefix(PEFT_PREFIX))
-    return name if ".lora_" in name else plain_name(name)  # factors of fused experts lie under base_layer
+    return name if of_adapter(name) else plain_name(name)  # factors of fused experts lie under base_layer
 
 
 def peft_key(name: str, adapted: frozenset[str]) -> str:
@@ -40,4 +42,4 @@ def peft_key(name: str, adapted: frozenset[str]) -> str:
 
 def adapted_modules(names: Iterator[str]) -> frozenset[str]:
     """Return the modules that have an adapter, given plain parameter names."""
-    return frozenset(name.removesuffix(".lora_A.weight") for name in names if name.endswith(".lora_A.weight"))
+    return frozenset(of_adapter(name) for name in names if name.endswith(_FIRST))

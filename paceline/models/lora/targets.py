@@ -17,6 +17,7 @@ from paceline.models.lora.base_weights import MERGED
 from paceline.models.lora.names import plain_name
 from paceline.models.module_tensors import ties
 from paceline.plan.features.peft_settings import names_module, no_adapter_in
+from paceline.plan.model.parameter_list import of_adapter
 from paceline.plan.plan import AdapterSpec
 
 if TYPE_CHECKING:
@@ -130,15 +131,16 @@ def check_layers(hf: HFModel, started: bool) -> None:
     """Check that adapters wrap only linear layers (``nn.Linear``, GPT-2's ``Conv1D``) of the trunk; let them
     compute in their input's dtype. ``started``: the adapter is a folder's.
     """
-    from peft.tuners.lora import Linear, LoraLayer
+    from peft.tuners.lora import Linear
     from peft.tuners.lora.layer import ParamWrapper
+    from peft.tuners.oft import Linear as Rotated
 
     head = hf.get_output_embeddings()
     for name, module in hf.named_modules():
         is_head = module is head
-        if not isinstance(module, LoraLayer) or isinstance(module, ParamWrapper):
+        if not is_wrapped(module) or isinstance(module, ParamWrapper):
             continue
-        if is_head or not isinstance(module, Linear):
+        if is_head or not isinstance(module, (Linear, Rotated)):
             kind = "the head" if is_head else type(module.get_base_layer()).__name__
             raise ConfigError(
                 codes.MODELS_ADAPTER_TARGET(
@@ -183,7 +185,7 @@ def train_in_full(hf: HFModel, wanted: Iterable[str]) -> list[str]:
         parameters = [p for m in hits for p in m.parameters()]
         if not parameters:
             owners = (n for n, m in hf.named_modules() if next(m.parameters(recurse=False), None) is not None)
-            leaves = {n.removesuffix(".base_layer").rpartition(".")[2] for n in owners if "lora_" not in n}
+            leaves = {n.removesuffix(".base_layer").rpartition(".")[2] for n in owners if not of_adapter(n)}
             raise ConfigError(
                 codes.MODELS_ADAPTER_MODULES_TO_SAVE(
                     "the model has no such module with parameters",
@@ -224,5 +226,5 @@ def _linear_names(hf: HFModel) -> list[str]:
     """Return the last names of the trunk's linear layers, also where adapters wrap them already."""
     head = hf.get_output_embeddings()
     linear = (n for n, m in hf.named_modules() if isinstance(m, nn.Linear) and m is not head)
-    names = (name for name in linear if not any(part.startswith("lora_") for part in name.split(".")))
+    names = (name for name in linear if not of_adapter(name))
     return sorted({plain_name(f"{name}.weight").split(".")[-2] for name in names} - {"default"})

@@ -16,6 +16,7 @@ from paceline.plan.features.freezing import Freezing, trained_part
 from paceline.plan.hardware.device_catalogue import FULL_PRECISION, AcceleratorCluster, card_named
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.parameter_list import of_adapter
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import AdapterSpec, Plan, decomposes
 from paceline.plan.strategies.spec import strategy_spec
@@ -120,11 +121,11 @@ def _predicted_on(plan: Plan, cluster: AcceleratorCluster | None) -> Candidate |
 
 
 def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> AdapterSize | None:
-    """Return LoRA's trained parameters and bytes per base weight; None without an adapter."""
+    """Return an adapter's trained parameters and bytes per base weight; None without an adapter."""
     if adapter is None:
         return None
     pieces = [p for p in pieces_of(shape, replace(adapter, bias="none"), 4) or () if p.trained]
-    factors = sum(p.numel for p in pieces if ".lora_" in p.name)
+    factors = sum(p.numel for p in pieces if of_adapter(p.name))
     quantization = adapter.quantization
     base = 2.0
     if quantization:

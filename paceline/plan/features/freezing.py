@@ -24,7 +24,7 @@ from paceline.plan.plan import Decision, Plan, Precision
 
 FREEZE, UNFREEZE, FREEZE_ROUTER = "training.freeze", "training.unfreeze", "training.freeze_router"
 _LARGEST_LIST = 6
-_SLICE = re.compile(r"([^\[\]^]+)\[(-?\d*):(-?\d*)(?::([1-9]\d*)?)?\](.*)")
+_SLICE = re.compile(r"([^\[\]^]+)\[(?:(-?\d*):(-?\d*)(?::([1-9]\d*)?)?|/([1-9]\d*))\](.*)")
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,13 @@ def _named(patterns: Iterable[str], names: Iterable[str]) -> frozenset[str]:
 
 
 def _without_slice(pattern: str, names: frozenset[str]) -> list[str]:
-    """Return ``layers[-2:].mlp`` as ``layers.30.mlp``, ``layers.31.mlp`` for a model of 32 layers."""
+    """Return ``layers[-2:].mlp`` as ``layers.30.mlp``, ``layers.31.mlp`` for a model of 32 layers. Return of
+    ``layers[/8]`` the last layer of each eighth, none where 8 does not divide them.
+    """
     cut = _SLICE.fullmatch(pattern)
     if cut is None:
         return [pattern]
-    before, *ends, after = cut.groups()
+    before, *ends, parts_of, after = cut.groups()
     numbers = sorted(
         {
             int(parts[at])
@@ -127,6 +129,9 @@ def _without_slice(pattern: str, names: frozenset[str]) -> list[str]:
         }
     )
     chosen = numbers[slice(*(int(end) if end else None for end in ends))]
+    if parts_of:
+        stride, rest = divmod(len(numbers), int(parts_of))
+        chosen = [] if rest or not stride else numbers[stride - 1 :: stride]
     return [f"{before}.{number}{after}" for number in chosen]
 
 

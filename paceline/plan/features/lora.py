@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import util
 from importlib.machinery import ModuleSpec
+from math import prod
 from pathlib import Path
 
 from paceline.config.sections.lora import LoraSection
@@ -17,7 +18,7 @@ from paceline.core.json_types import as_object
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.features.experts import expert_parameters
-from paceline.plan.features.peft_settings import is_target, rank_of, with_settings
+from paceline.plan.features.peft_settings import is_target, rank_of, rotated, with_settings
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.files.safetensors_headers import linears
 from paceline.plan.model.parameter_list import ALL_LINEAR, Parameter, is_linear, is_transposed, parameters_of
@@ -37,6 +38,27 @@ def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
     if lora is None:
         return None
     bits = lora.quantization_bit
+    beside_oft = {
+        "r": lora.r != LoraSection.model_fields["r"].default,
+        "alpha": lora.alpha is not None,
+        "dropout": bool(lora.dropout),
+        "target_parameters": bool(lora.target_parameters),
+        "bias": lora.bias != "none",
+        "use_dora": lora.use_dora,
+        "use_rslora": lora.use_rslora,
+        "loraplus_lr_ratio": lora.loraplus_lr_ratio is not None,
+        "init_lora_weights": lora.init_lora_weights is not None,
+    }
+    if lora.oft_block_size and any(beside_oft.values()) and not lora.adapter_name_or_path:
+        beside = ", ".join(key for key, is_set in beside_oft.items() if is_set)
+        raise ConfigError(
+            codes.PLAN_ADAPTER_KIND(
+                "OFT rotates inputs in blocks: it has no factors, no scale and no dropout",
+                "lora.oft_block_size",
+                f"oft_block_size beside {beside}",
+                f"remove {beside}; or oft_block_size, for LoRA",
+            )
+        )
     adapter = AdapterSpec(
         r=lora.r,
         alpha=2 * lora.r if lora.alpha is None else lora.alpha,
@@ -48,6 +70,7 @@ def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
         use_rslora=lora.use_rslora,
         init_lora_weights=lora.init_lora_weights,
         use_dora=lora.use_dora,
+        oft_block_size=lora.oft_block_size or 0,
         quantization=Quantization(bits, lora.quantization_type, lora.double_quant) if bits else None,
     )
     if lora.adapter_name_or_path:
@@ -88,7 +111,9 @@ def check_adapter(
             )
         )
     if adapter.use_dora:
-        problems += _with_lengths(adapter, spec, mesh, engine)
+        problems += _with_lengths(adapter)
+    if adapter.use_dora or adapter.oft_block_size:
+        problems += _of_whole_layers(adapter, spec, mesh, engine)
     if adapter.target_parameters and mesh.tp > 1:
         problems.append(
             codes.PLAN_ADAPTER_EXPERTS(
@@ -120,16 +145,21 @@ def check_adapter(
     )
 
 
-def _with_lengths(
+def _of_whole_layers(
     adapter: AdapterSpec, spec: StrategySpec, mesh: Mesh, engine: EngineOptions
 ) -> Iterator[Diagnostic]:
-    """Yield why DoRA cannot run: it reads each whole weight in addition to the layer's own product."""
+    """Yield why OFT cannot run, or DoRA, which reads each whole weight in addition to the layer's product."""
+    key, off = ("oft_block_size", "null") if adapter.oft_block_size else ("use_dora", "false")
     axes = [f"{axis}_size: {size}" for axis in ("pp", "tp", "cp") if (size := getattr(mesh, axis)) > 1]
     if axes or spec.gathers_by_layer(engine):
         where = " with ".join(filter(None, (spec.label(engine), ", ".join(axes))))
         yield codes.PLAN_ADAPTER_STRATEGY(
-            "lora.use_dora", where, strategies="distributed_strategy: fsdp, zero2 or ddp; or use_dora: false"
+            f"lora.{key}", where, strategies=f"distributed_strategy: fsdp, zero2 or ddp; or {key}: {off}"
         )
+
+
+def _with_lengths(adapter: AdapterSpec) -> Iterator[Diagnostic]:
+    """Yield what DoRA does not go with."""
     beside = {
         "quantization_bit: 4": adapter.quantization is not None,
         "target_parameters": bool(adapter.target_parameters),
@@ -194,7 +224,12 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
         return ()
     # Rank, scale and targets, and how many parameters that is.
     scale = adapter.alpha / (adapter.r**0.5 if adapter.use_rslora else adapter.r)
-    choice = f"r {adapter.r}, scale {scale:g}, on {', '.join(adapter.target_modules)}"
+    kind = (
+        f"OFT in blocks of {adapter.oft_block_size}"
+        if adapter.oft_block_size
+        else f"r {adapter.r}, scale {scale:g}"
+    )
+    choice = f"{kind}, on {', '.join(adapter.target_modules)}"
     count = None if shape is None else adapter_parameters(shape, adapter)
     trained = "the number of trained parameters is counted when the model is built"
     if shape is not None and count is not None:
@@ -258,7 +293,9 @@ def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
     ):
         return None
     adapted = (
-        rank_of(adapter, name) * sum(p.shape) + adapter.use_dora * out_features(shape, p)
+        prod(rotated(adapter, in_features(shape, p)))
+        if adapter.oft_block_size
+        else rank_of(adapter, name) * sum(p.shape) + adapter.use_dora * out_features(shape, p)
         for p, name in _adapted(shape, adapter)
     )
     experts = expert_parameters(shape, adapter) if adapter.target_parameters else 0
@@ -270,6 +307,11 @@ def adapter_parameters(shape: ModelShape, adapter: AdapterSpec) -> int | None:
 def out_features(shape: ModelShape, parameter: Parameter) -> int:
     """Return the number of outputs of a linear layer's weight."""
     return parameter.shape[1 if is_transposed(shape, parameter) else 0]
+
+
+def in_features(shape: ModelShape, parameter: Parameter) -> int:
+    """Return the number of inputs of a linear layer's weight."""
+    return parameter.shape[0 if is_transposed(shape, parameter) else 1]
 
 
 def adapted_layers(shape: ModelShape, adapter: AdapterSpec) -> frozenset[str] | None:

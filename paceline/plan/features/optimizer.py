@@ -40,9 +40,17 @@ def _reasons(
         yield f"iterations in {optimizer.args.get('ns_dtype', 'bfloat16')}"
     if row.projects:
         rank, gap = optimizer.args.get("rank") or 128, optimizer.args.get("update_proj_gap") or 200
+        renewed = (
+            "new random directions"
+            if row.draws
+            else "a singular value decomposition of each matrix's gradient, which takes seconds to minutes"
+            " for billions of parameters"
+        )
+        yield f"moments of gradients projected to rank {rank}; every {gap} steps {renewed}"
+    if row.by_blocks and not {"dim", "n_heads"} <= optimizer.args.keys():
         yield (
-            f"moments of gradients projected to rank {rank}; every {gap} steps a singular value decomposition"
-            " of each matrix's gradient, which takes seconds to minutes for billions of parameters"
+            "the sizes of heads are not known: a second moment for each row of queries and keys; optim_args:"
+            " dim=HIDDEN_SIZE,n_heads=ATTENTION_HEADS for one a head"
         )
     if row.averaged:
         yield (

@@ -76,6 +76,49 @@ REFUSED = frozenset(
         "velora_config",
     }
 )
+#: Settings of peft's OFTConfig that an ``AdapterSpec`` carries, and those that change nothing of a saved one.
+OFT_CARRIED = frozenset(
+    {
+        "oft_block_size",
+        "target_modules",
+        "exclude_modules",
+        "modules_to_save",
+        "layers_to_transform",
+        "layers_pattern",
+        "ensure_weight_tying",
+        "peft_type",
+    }
+)
+_OF_LAYERS = (
+    "target_modules",
+    "exclude_modules",
+    "modules_to_save",
+    "layers_to_transform",
+    "layers_pattern",
+    "unties",
+)
+OFT_NO_MATTER = frozenset({"eps", "init_weights"}) | (
+    NO_MATTER
+    & {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "fan_in_fan_out",
+        "inference_mode",
+        "peft_version",
+        "revision",
+        "task_type",
+    }
+)
+#: The only values that are followed of the rest: the others are other parametrizations, or drop blocks.
+OFT_FIXED: Mapping[str, Json] = {
+    "r": 0,
+    "bias": "none",
+    "module_dropout": 0.0,
+    "coft": False,
+    "block_share": False,
+    "use_cayley_neumann": True,
+    "num_cayley_neumann_terms": 5,
+}
 #: Initial values that leave the base as it was: the saved factors are all there is.
 _INITS = frozenset({"gaussian", "eva", "orthogonal"})
 #: Those that change the base by a decomposition of its weights, which gives the same one each time.
@@ -101,27 +144,35 @@ def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> Ada
                 _hint(settings),
             )
         )
+    adapter = replace(
+        adapter,
+        target_modules=names(settings.get("target_modules")),
+        exclude_modules=names(settings.get("exclude_modules")),
+        modules_to_save=_saved(settings),
+        layers_to_transform=tuple(
+            int(as_number(layer)) for layer in _listed(settings.get("layers_to_transform"))
+        ),
+        layers_pattern=tuple(str(layer) for layer in _listed(settings.get("layers_pattern")) if layer),
+        unties=bool(settings.get("modules_to_save")) and not settings.get("ensure_weight_tying"),
+    )
+    if settings.get("peft_type") == "OFT":
+        plain = AdapterSpec(r=1, alpha=1, quantization=adapter.quantization, start=adapter.start)
+        of_layers = {key: getattr(adapter, key) for key in _OF_LAYERS}
+        return replace(plain, oft_block_size=int(as_number(settings["oft_block_size"])), **of_layers)
     ranks, alphas = (_numbers(settings.get(key)) for key in ("rank_pattern", "alpha_pattern"))
     return replace(
         adapter,
         r=int(as_number(settings["r"])),
         alpha=_number(settings["lora_alpha"]),
         dropout=float(as_number(settings.get("lora_dropout") or 0.0)),
-        target_modules=names(settings.get("target_modules")),
-        exclude_modules=names(settings.get("exclude_modules")),
-        modules_to_save=_saved(settings),
         target_parameters=names(settings.get("target_parameters")),
         bias=str(settings.get("bias") or "none"),
         use_rslora=bool(settings.get("use_rslora")),
         use_dora=bool(settings.get("use_dora")),
+        oft_block_size=0,
         init_lora_weights=_decomposition(_init(settings)),
         rank_pattern={key: int(number) for key, number in ranks.items()},
         alpha_pattern=alphas,
-        layers_to_transform=tuple(
-            int(as_number(layer)) for layer in _listed(settings.get("layers_to_transform"))
-        ),
-        layers_pattern=tuple(str(layer) for layer in _listed(settings.get("layers_pattern")) if layer),
-        unties=bool(settings.get("modules_to_save")) and not settings.get("ensure_weight_tying"),
     )
 
 
@@ -143,6 +194,8 @@ def untied(modules: str) -> Diagnostic:
 def _wrong(settings: JsonObject) -> list[str]:
     """Return the unsupported settings, each with its name."""
     kind, init, experts = settings.get("peft_type"), _init(settings), settings.get("target_parameters")
+    if kind == "OFT":
+        return _wrong_rotation(settings)
     if kind != "LORA":
         return [f"peft_type is {kind}"]
     wrong = []
@@ -177,6 +230,21 @@ def _wrong(settings: JsonObject) -> list[str]:
     return wrong + [f"{key} is set" for key in sorted(settings) if key not in accepted and settings[key]]
 
 
+def _wrong_rotation(settings: JsonObject) -> list[str]:
+    """Return what of OFT's settings cannot be followed, each by its name."""
+    wrong = [
+        f"{key} is {settings[key]!r}"[:80]
+        for key, value in OFT_FIXED.items()
+        if settings.get(key, value) not in (value, None)
+    ]
+    if not _is_whole(settings.get("oft_block_size")):
+        wrong.append(f"oft_block_size is {settings.get('oft_block_size')!r}"[:80])
+    if not names(settings.get("target_modules")):
+        wrong.append("target_modules names nothing")
+    accepted = OFT_CARRIED | OFT_NO_MATTER | OFT_FIXED.keys()
+    return wrong + [f"{key} is set" for key in sorted(settings) if key not in accepted and settings[key]]
+
+
 def _init(settings: JsonObject) -> Json:
     return settings.get("init_lora_weights", True)
 
@@ -202,7 +270,8 @@ def _hint(settings: JsonObject) -> str:
     if isinstance(init, str) and init.lower() not in _INITS and _decomposition(init) is None:
         return _CONVERT
     return (
-        "use an adapter of peft_type LORA without these settings; or merge it with peft and train the result"
+        "use an adapter of peft_type LORA or OFT without these settings; or merge it with peft and train the"
+        " result"
     )
 
 
@@ -302,6 +371,17 @@ def _in_layers(adapter: AdapterSpec, name: str) -> bool:
 def rank_of(adapter: AdapterSpec, layer: str) -> int:
     """Return the rank of the adapter on ``layer``."""
     return int(_by_pattern(adapter.rank_pattern, layer, adapter.r))
+
+
+def rotated(adapter: AdapterSpec, inputs: int) -> tuple[int, int]:
+    """Return the shape of OFT's tensor of a layer with so many inputs: its blocks, and the entries above the
+    diagonal of one. Where the block size does not divide the inputs, peft takes the nearest that does.
+    """
+    size = min(adapter.oft_block_size, inputs)
+    above = next(n for n in range(size, inputs + 1) if inputs % n == 0)
+    below = next(n for n in range(size, 0, -1) if inputs % n == 0)
+    size = below if size - below <= above - size else above
+    return inputs // size, size * (size - 1) // 2
 
 
 def scale_of(adapter: AdapterSpec, layer: str) -> float:

@@ -38,9 +38,16 @@ from paceline.plan.plan_json import from_json, shipped_table, to_json
 
 #: Transformers' patterns for parameters without weight decay; ``strategies.optimizers.build`` uses the same.
 MAGNITUDE = ".lora_magnitude_vector"  # of DoRA: peft's name of the lengths of a weight's rows
+#: what peft calls its tensors: LoRA's factors and lengths, and OFT's rotations
+_ADAPTERS = (".lora_", ".oft_R.")
 NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE)
 ALL_LINEAR = "all-linear"
 Named = tuple[str, tuple[int, ...]]
+
+
+def of_adapter(name: str) -> str:
+    """Return the layer that a tensor of an adapter belongs to; empty for a tensor of the model itself."""
+    return next((name.partition(word)[0] for word in _ADAPTERS if word in name), "")
 
 
 _OF_A_LAYER = re.compile(r"\.\d+\.")

@@ -13,7 +13,7 @@ from paceline.config.registries.optimizers import BUILT
 from paceline.core.safetensors_header import STORED_DTYPES
 from paceline.plan.features.experts import expert_factors, is_adapted
 from paceline.plan.features.freezing import ALL_TRAINED, Freezing
-from paceline.plan.features.peft_settings import is_saved, is_target, rank_of
+from paceline.plan.features.peft_settings import is_saved, is_target, rank_of, rotated
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.parameter_list import (
     MAGNITUDE,
@@ -117,6 +117,10 @@ def pieces_of(
         tensors.append(_frozen(parameter, adapter, master_bytes, linear))
         if linear and is_target(adapter, module):
             outside, inside = parameter.shape[::-1] if is_transposed(shape, parameter) else parameter.shape
+            if adapter.oft_block_size:
+                size = rotated(adapter, inside)
+                tensors.append(LocalTensor(f"{module}.oft_R.weight", size, True, True, master_bytes))
+                continue
             rank = rank_of(adapter, module)
             tensors.append(LocalTensor(f"{module}.lora_A.weight", (rank, inside), True, True, master_bytes))
             tensors.append(LocalTensor(f"{module}.lora_B.weight", (outside, rank), True, True, master_bytes))

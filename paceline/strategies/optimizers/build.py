@@ -19,6 +19,7 @@ from paceline.plan.hardware.device_kinds import CUDA
 from paceline.plan.model.parameter_list import MAGNITUDE, NO_DECAY, orthogonalised, projected
 from paceline.plan.plan import OptimizerSpec
 from paceline.strategies import codes
+from paceline.strategies.optimizers.adam_mini import BLOCK, block_of
 from paceline.strategies.optimizers.galore_adamw import PROJECTED
 from paceline.strategies.optimizers.muon import ORTHOGONAL
 from paceline.strategies.optimizers.schedule_free import averages
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.strategies.fsdp.state import Block
 
 RATIO = "rate_ratio"  # of a group's rate to the run's
-Group = dict[str, list[nn.Parameter] | float]
+Group = dict[str, list[nn.Parameter] | float | str]
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) ->
 def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> list[Group]:
     """Return the groups that are not empty: Muon's or GaLore's matrices, others with and without decay."""
     entry = BUILT[spec.name]
+    if entry.by_blocks:
+        return _of_blocks(spec, trained)
     apart = {
         id(p)
         for name, p in trained
@@ -122,6 +125,17 @@ def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> lis
         {"params": [p for name, p in others if not decays(name, p)], "weight_decay": 0.0},
     ]
     return [part for group in groups for part in _by_rate(spec, trained, group) if part["params"]]
+
+
+def _of_blocks(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> list[Group]:
+    """Return Adam-mini's groups: by what shares a second moment, and by decay."""
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    for name, parameter in trained:
+        groups.setdefault((block_of(name), decays(name, parameter)), []).append(parameter)
+    return [
+        {"params": parameters, "weight_decay": spec.weight_decay * decay, BLOCK: block}
+        for (block, decay), parameters in groups.items()
+    ]
 
 
 def _by_rate(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]], group: Group) -> list[Group]:

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 PROJECTED = "projected"  # key of the parameter groups whose gradients are projected
-_LEFT, _RIGHT = "left", "right"
+LEFT, RIGHT = "left", "right"
+Groups = Iterable[dict[str, object]]  # parameters and their options
+Values = Mapping[str, object]
 _STEP, _MEAN, _SQUARE = "step", "exp_avg", "exp_avg_sq"
 
 
 @dataclass(frozen=True)
-class _Options:
+class Options:
     """Options of a parameter group."""
 
     lr: float
@@ -29,9 +31,9 @@ class _Options:
     projected: bool
 
     @staticmethod
-    def of(group: Mapping[str, object]) -> _Options:
-        values = {option.name: group[option.name] for option in fields(_Options)}
-        return _Options(**values)  # type: ignore[arg-type]
+    def of(group: Values) -> Options:
+        values = {option.name: group[option.name] for option in fields(Options)}
+        return Options(**values)  # type: ignore[arg-type]
 
 
 class StepsOneByOne(torch.optim.Optimizer):
@@ -47,7 +49,7 @@ class StepsOneByOne(torch.optim.Optimizer):
                     self.step_one(parameter, group)
         return loss
 
-    def step_one(self, parameter: nn.Parameter, group: Mapping[str, object]) -> None:
+    def step_one(self, parameter: nn.Parameter, group: Values) -> None:
         """Step one parameter that has a gradient."""
         raise NotImplementedError
 
@@ -67,7 +69,7 @@ class GaLoreAdamW(StepsOneByOne):
 
     def __init__(
         self,
-        params: Iterable[dict[str, object]],
+        params: Groups,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -90,29 +92,38 @@ class GaLoreAdamW(StepsOneByOne):
         }
         super().__init__(params, defaults)
 
-    def step_one(self, parameter: nn.Parameter, group: Mapping[str, object]) -> None:
+    def step_one(self, parameter: nn.Parameter, group: Values) -> None:
         """Step one parameter that has a gradient."""
-        state, gradient, options = self.state[parameter], parameter.grad, _Options.of(group)
+        state, gradient, options = self.state[parameter], parameter.grad, Options.of(group)
         assert gradient is not None
         step = state.get(_STEP, 0)
-        if options.projected:
-            if step % options.update_proj_gap == 0:
-                state |= basis(gradient, options.rank, options.proj_type)
-            gradient = _projected(gradient, state)
+        if options.projected and step % options.update_proj_gap == 0:
+            state |= self.new_basis(gradient, options, step)
+        low = _projected(gradient, state) if options.projected else gradient
         if not step:
-            state |= {_MEAN: torch.zeros_like(gradient), _SQUARE: torch.zeros_like(gradient)}
+            state |= {_MEAN: torch.zeros_like(low), _SQUARE: torch.zeros_like(low)}
         mean, square = state[_MEAN], state[_SQUARE]
         state[_STEP] = step + 1
         first, second = options.betas
-        mean.mul_(first).add_(gradient, alpha=1 - first)
-        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        mean.mul_(first).add_(low, alpha=1 - first)
+        square.mul_(second).addcmul_(low, low, value=1 - second)
         update = mean / square.sqrt().add_(options.eps)
         if options.projected:
-            update = _back(update, state).mul_(options.scale)
+            update = self.lifted(update, low, gradient, state, options)
         corrected = math.sqrt(1 - second ** (step + 1)) / (1 - first ** (step + 1))
         parameter.add_(update, alpha=-options.lr * corrected)
         if options.weight_decay:
             parameter.mul_(1 - options.lr * options.weight_decay)
+
+    def new_basis(self, gradient: Tensor, options: Options, step: int) -> dict[str, Tensor]:
+        """Return what ``gradient`` is projected by from ``step`` on."""
+        return basis(gradient, options.rank, options.proj_type)
+
+    def lifted(
+        self, update: Tensor, low: Tensor, gradient: Tensor, state: dict[str, Tensor], options: Options
+    ) -> Tensor:
+        """Return a matrix's update, made of Adam's ``update`` of its projected gradient ``low``."""
+        return _back(update, state).mul_(options.scale)
 
 
 def basis(gradient: Tensor, rank: int, proj_type: str) -> dict[str, Tensor]:
@@ -123,24 +134,24 @@ def basis(gradient: Tensor, rank: int, proj_type: str) -> dict[str, Tensor]:
     kept when the basis changes, so strategies and processors would differ by 1e-3 after a few steps.
     """
     rows, columns = gradient.shape
-    std = _RIGHT if rows >= columns else _LEFT
-    sides = {"std": {std}, "reverse_std": {_LEFT, _RIGHT} - {std}, "full": {_LEFT, _RIGHT}}
+    std = RIGHT if rows >= columns else LEFT
+    sides = {"std": {std}, "reverse_std": {LEFT, RIGHT} - {std}, "full": {LEFT, RIGHT}}
     chosen = sides.get(proj_type, {proj_type})
     low = gradient.dtype in (torch.bfloat16, torch.float16)
     left, _, right = torch.linalg.svd(gradient.float() if low else gradient, full_matrices=False)
     left, right = left[:, :rank], right[:rank]
     signs = left.gather(0, left.abs().argmax(0, keepdim=True)).sign()
-    vectors = {_LEFT: left * signs, _RIGHT: right * signs.T}
+    vectors = {LEFT: left * signs, RIGHT: right * signs.T}
     return {side: vectors[side].to(gradient.dtype).contiguous() for side in sorted(chosen)}
 
 
 def _projected(gradient: Tensor, state: dict[str, Tensor]) -> Tensor:
-    if _LEFT in state:
-        gradient = state[_LEFT].T @ gradient
-    return gradient @ state[_RIGHT].T if _RIGHT in state else gradient
+    if LEFT in state:
+        gradient = state[LEFT].T @ gradient
+    return gradient @ state[RIGHT].T if RIGHT in state else gradient
 
 
 def _back(update: Tensor, state: dict[str, Tensor]) -> Tensor:
-    if _LEFT in state:
-        update = state[_LEFT] @ update
-    return update @ state[_RIGHT] if _RIGHT in state else update
+    if LEFT in state:
+        update = state[LEFT] @ update
+    return update @ state[RIGHT] if RIGHT in state else update

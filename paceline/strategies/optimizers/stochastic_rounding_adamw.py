@@ -12,7 +12,7 @@ from torch import nn
 from paceline.models.attention import kernel_choice
 from paceline.models.triton_kernels import operators, reference
 from paceline.runtime.device.device import device_capability
-from paceline.strategies.optimizers.galore_adamw import StepsOneByOne
+from paceline.strategies.optimizers.galore_adamw import Groups, StepsOneByOne, Values
 
 if TYPE_CHECKING:
     from paceline.strategies.fsdp.state import Block
@@ -31,7 +31,7 @@ class RoundedAdamW(StepsOneByOne):
 
     def __init__(
         self,
-        params: Iterable[dict[str, object]],
+        params: Groups,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -48,7 +48,7 @@ class RoundedAdamW(StepsOneByOne):
         """Take note of where each shard begins in its whole tensor."""
         self.first = {b.local: b.offsets[0] * math.prod(b.global_shape[1:]) for b in blocks if b.global_shape}
 
-    def step_one(self, parameter: nn.Parameter, group: Mapping[str, object]) -> None:
+    def step_one(self, parameter: nn.Parameter, group: Values) -> None:
         """Step one parameter that has a gradient."""
         state = self.state[parameter]
         if "step" not in state:

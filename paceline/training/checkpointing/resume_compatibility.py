@@ -185,6 +185,7 @@ _INIT = "init_lora_weights"
 _UNLESS_DEFAULT = (
     _INIT,
     "target_parameters",
+    "oft_block_size",
     "exclude_modules",
     "rank_pattern",
     "alpha_pattern",

@@ -61,6 +61,7 @@ class SentPolicy:
             return Obstacle("the run trains no adapter", "leave weights out")
         features = {
             "use_dora": adapter.use_dora,
+            "oft_block_size": adapter.oft_block_size,
             f"modules_to_save: {', '.join(adapter.modules_to_save)}": adapter.modules_to_save,
             f"bias: {adapter.bias}": adapter.bias != "none",
             f"init_lora_weights: {adapter.init_lora_weights}": adapter.init_lora_weights,

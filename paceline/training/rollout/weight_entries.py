@@ -13,16 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.format.safetensors_file import TensorEntry
-from paceline.models.lora.base_weights import Step, add_product, stretch_rows
+from paceline.models.lora.base_weights import Step, add_product, rotate_inputs, stretch_rows
 from paceline.models.lora.expert_lora import merge_experts
 from paceline.models.lora.names import NAME, adapted_modules, peft_key, plain_name
 from paceline.models.module_tensors import persistent_buffers
-from paceline.plan.model.parameter_list import MAGNITUDE
+from paceline.plan.model.parameter_list import MAGNITUDE, of_adapter
 from paceline.protocols.model import RootModule
 from paceline.strategies.parameter_access import ParameterAccess, as_they_are
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear
+    from peft.tuners.oft import Linear as Rotated
 
     from paceline.models.lora.expert_lora import FusedExperts
     from paceline.protocols.model import HFModel
@@ -89,7 +90,7 @@ def model_entries(hf: HFModel, dtype: torch.dtype, whole: Gather = as_they_are) 
     """Yield parameters and persistent buffers of the plain model that ``hf`` computes, with Transformers'
     names.
 
-    A layer with an adapter has W + scale · B A.
+    A layer with an adapter has W + scale · B A, or W rotated.
     """
     layers = {name: module for name, module in hf.named_modules() if _is_adapted(module)}
     experts = {
@@ -98,7 +99,7 @@ def model_entries(hf: HFModel, dtype: torch.dtype, whole: Gather = as_they_are) 
         if "parameter_name" in vars(m)  # of fused experts
     }
     for name, parameter in hf.named_parameters():
-        if ".lora_" in name:
+        if of_adapter(name):
             continue
         adapted = layers.get(name.removesuffix(".base_layer.weight")) or experts.get(id(parameter))
         parts, steps = ([], []) if adapted is None else _merging(adapted)
@@ -114,12 +115,18 @@ def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def _is_adapted(module: nn.Module) -> TypeGuard[Linear]:
-    return NAME in getattr(module, "lora_A", ())
+def _is_adapted(module: nn.Module) -> TypeGuard[Linear | Rotated]:
+    return any(NAME in getattr(module, name, ()) for name in ("lora_A", "oft_R"))
 
 
-def _merging(layer: Linear) -> tuple[list[nn.Parameter], list[Step]]:
-    """Return the adapter's parameters (A, B, and DoRA's lengths) and what they do to the layer's weight."""
+def _merging(layer: Linear | Rotated) -> tuple[list[nn.Parameter], list[Step]]:
+    """Return the adapter's parameters (A, B, and DoRA's lengths; or OFT's rotations) and what they do to the
+    layer's weight.
+    """
+    from peft.tuners.oft import Linear as Rotated
+
+    if isinstance(layer, Rotated):
+        return [layer.oft_R[NAME].get_parameter("weight")], [partial(rotate_inputs, _KEYS[0])]
     parts = [layer.lora_A[NAME].get_parameter("weight"), layer.lora_B[NAME].get_parameter("weight")]
     scale = float(layer.scaling[NAME])
     if "parameter_name" in vars(layer):

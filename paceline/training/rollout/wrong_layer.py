@@ -86,7 +86,7 @@ class LoudLayers:
 def writes(name: str) -> bool:
     """Whether a layer's parameter is of a matrix that writes to the residual."""
     parts = name.split(".")
-    return "lora_A" not in parts and not WRITERS.isdisjoint(parts)
+    return {"lora_A", "oft_R"}.isdisjoint(parts) and not WRITERS.isdisjoint(parts)
 
 
 def first_wrong(wrong: Callable[[int], bool | None], names: list[str]) -> str:

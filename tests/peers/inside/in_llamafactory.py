@@ -36,7 +36,12 @@ def tokens(given: dict[str, object], folder: str) -> list[dict[str, object]]:
 def losses(given: dict[str, Any], folder: str) -> list[float]:
     """Train as `llamafactory-cli train` does; return the logged losses."""
     from llamafactory.train.tuner import run_exp
+    from llamafactory.v1.trainers.sft_trainer import run_sft
 
+    if "train_dataset" in given:  # version 1
+        run_sft(given)
+        logged = Path(str(given["output_dir"]), "trainer_log.jsonl").read_text().splitlines()
+        return [float(json.loads(line)["loss"]) for line in logged]
     run_exp(args={"output_dir": folder, **given})
     state = json.loads((Path(given.get("output_dir", folder)) / "trainer_state.json").read_text())
     return children.losses_of(state["log_history"])

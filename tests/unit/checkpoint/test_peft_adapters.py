@@ -29,7 +29,14 @@ from paceline.core.errors import CheckpointError, ConfigError
 from paceline.core.rundir import RunDir
 from paceline.models.factory import HFModelFactory
 from paceline.plan.features.lora import adapter_of, adapter_parameters
-from paceline.plan.features.peft_settings import CARRIED, NO_MATTER, REFUSED
+from paceline.plan.features.peft_settings import (
+    CARRIED,
+    NO_MATTER,
+    OFT_CARRIED,
+    OFT_FIXED,
+    OFT_NO_MATTER,
+    REFUSED,
+)
 from paceline.plan.model.files.safetensors_headers import adapter_sizes
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan_json import to_json
@@ -66,6 +73,9 @@ FOLLOWED: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"target_modules": ["c_attn"], "fan_in_fan_out": True, "rank_pattern": {"c_attn": 2}}),
     ("llama", {"use_dora": True, "rank_pattern": {"q_proj": 2}}),
     ("gpt2", {"target_modules": ["c_attn"], "fan_in_fan_out": True, "use_dora": True}),
+    ("llama", {"oft_block_size": 8}),
+    ("qwen2", {"oft_block_size": 24, "modules_to_save": ["norm"], "exclude_modules": ["k_proj"]}),
+    ("llama", {"oft_block_size": 4, "target_modules": ["o_proj", "up_proj"], "layers_to_transform": [1]}),
     ("mixtral", {"target_modules": ["q_proj"], "modules_to_save": ["gate"], "target_parameters": EXPERTS}),
     ("qwen2_moe", {"target_modules": ["q_proj"], "modules_to_save": ["gate"]}),
 ]
@@ -81,6 +91,17 @@ TURNED_DOWN: list[tuple[str, dict[str, Any]]] = [
         {"use_bdlora": peft.tuners.lora.BdLoraConfig(target_modules_bd_a=["q_proj"], match_strict=False)},
     ),
     ("velora_config", {"velora_config": peft.tuners.lora.config.VeloraConfig(num_groups=4)}),
+    *[
+        (named, {"oft_block_size": 8, named: value})
+        for named, value in {
+            "bias": "all",
+            "block_share": True,
+            "coft": True,
+            "module_dropout": 0.5,
+            "num_cayley_neumann_terms": 3,
+            "use_cayley_neumann": False,
+        }.items()
+    ],
     ("kasa_config", {"kasa_config": peft.tuners.lora.config.KasaConfig()}),
     ("monteclora_config", {"monteclora_config": peft.tuners.lora.config.MontecloraConfig()}),
 ]
@@ -127,8 +148,11 @@ def base_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 def made_by_peft(base: Path, to: Path, settings: dict[str, Any]) -> None:
     """Save peft's adapter with values that differ from the first ones."""
     torch.manual_seed(5)
-    given = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **settings}
-    model = peft.get_peft_model(base_model(base), peft.LoraConfig(**given))
+    given = {"target_modules": "all-linear", "task_type": "CAUSAL_LM", **settings}
+    kind = peft.OFTConfig if "oft_block_size" in settings else peft.LoraConfig
+    model = peft.get_peft_model(
+        base_model(base), kind(**given if kind is peft.OFTConfig else {"r": 4} | given)
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -308,6 +332,12 @@ def test_every_setting_is_decided() -> None:
     """A setting of a later peft must be put into one of the three sets; until then it is refused when set."""
     known = {field.name for field in dataclasses.fields(peft.LoraConfig)}
     assert known - (CARRIED | NO_MATTER | REFUSED) == set()
+    of_oft = {field.name for field in dataclasses.fields(peft.OFTConfig)}
+    assert of_oft - (OFT_CARRIED | OFT_NO_MATTER | OFT_FIXED.keys()) == set()
+    rotation = {"peft_type": "OFT", "oft_block_size": 8, "target_modules": ["q_proj"]}
+    for wrong in ({"oft_block_size": 0}, {"r": 4}, {"of_tomorrow": 1}, {"target_modules": None}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            spec_of({**rotation, **wrong}, "here")
     assert not (CARRIED & NO_MATTER or CARRIED & REFUSED or NO_MATTER & REFUSED)
     plain = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
     for key in (*REFUSED, "of_tomorrow"):
@@ -325,7 +355,7 @@ def test_every_setting_is_decided() -> None:
     assert spec_of(defaults, "here").target_modules == ("q_proj",)
 
 
-@pytest.mark.parametrize("kind", sorted(set(peft.PeftType) - {peft.PeftType.LORA}))
+@pytest.mark.parametrize("kind", sorted(set(peft.PeftType) - {peft.PeftType.LORA, peft.PeftType.OFT}))
 def test_every_other_method_is_refused_by_name(kind: str) -> None:
     with pytest.raises(ConfigError, match=f"peft_type is {kind}"):
         spec_of({"peft_type": str(kind), "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}, "here")

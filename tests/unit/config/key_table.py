@@ -457,6 +457,7 @@ TABLE: dict[str, Key | Read] = {
         init_lora_weights="pissa",
         quantization_bit=4,
     ),
+    "lora.oft_block_size": Key(p.plan(), 8, {"lora.bias": "none"}),
     "lora.target_parameters": Key(
         p.plan(),
         ["mlp.experts.down_proj"],

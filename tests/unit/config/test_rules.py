@@ -331,7 +331,7 @@ CASES = [
         _t(optim="sgd", optim_target_modules=["mlp"]),
         _t(optim="galore_adamw", optim_target_modules=["mlp"]),
     ),
-    case("train.optimizer", _t(optim="apollo_adamw"), _t(optim="sgd")),
+    case("train.optimizer", _t(optim="grokadamw"), _t(optim="sgd")),
     case(
         "train.optimizer_device",
         _t(optim="paged_lion_8bit"),

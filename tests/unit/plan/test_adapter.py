@@ -76,6 +76,10 @@ def test_the_trained_parameters_are_counted_as_they_are_built(
     assert adapter is not None
     shape = shape_from_config(LLAMA)
     assert adapter_parameters(shape, adapter) == expected == built(adapter)
+    if not whole:  # OFT's blocks: 16 divides all inputs, 24 does not
+        for size in (16, 24):
+            rotated = adapter_of(section(oft_block_size=size, target_modules=targets))
+            assert rotated is not None and adapter_parameters(shape, rotated) == built(rotated)
     lora, *_ = adapter_decisions(adapter, shape)
     assert lora.subject == "lora" and "scale 2" in lora.choice and "parameters trained" in lora.reason
 
@@ -137,6 +141,12 @@ def test_what_it_goes_with() -> None:
     )
     experts = adapter_of(section(target_parameters=["mlp.experts.gate_up_proj"]))
     assert codes(experts, "fsdp", Mesh(tp=2)) == ["plan.adapter_experts"]
+    oft = adapter_of(section(oft_block_size=8))
+    for strategy in ("single", "ddp", "fsdp", "zero1", "zero2"):
+        assert codes(oft, strategy) == []
+    assert codes(oft, "zero3") == codes(oft, mesh=Mesh(tp=2)) == ["plan.adapter_strategy"]
+    with pytest.raises(ConfigError, match=r"plan.adapter_kind[\s\S]*beside r, use_dora"):
+        adapter_of(section(oft_block_size=8, r=4, use_dora=True))
     assert codes(lora, missing="peft") == codes(qlora, missing="bitsandbytes") == ["plan.not_installed"]
     assert codes(None, "pipeline", Mesh(pp=2)) == []
 

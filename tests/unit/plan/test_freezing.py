@@ -145,6 +145,17 @@ def test_frozen_weights_are_not_rounded(freeze_router: bool) -> None:
     assert frozen and all(torch.equal(p, exact[name]) for name, p in frozen.items())
 
 
+@pytest.mark.parametrize(
+    ("pattern", "trained"),
+    [("layers[/4]", [2, 5, 8, 11]), ("layers[/12]", list(range(12))), ("layers[/5]", [])],
+)
+def test_the_last_layer_of_each_part(pattern: str, trained: list[int]) -> None:
+    names = [f"model.layers.{n}.mlp.weight" for n in range(12)] + ["lm_head.weight"]
+    found = Freezing(("*",), (pattern,), head="none")
+    assert found.trained(names) == {names[n] for n in trained}
+    assert [d.code for d in found.check(names, {})] == ([] if trained else ["plan.freeze_name"])
+
+
 def test_a_smaller_model_keeps_the_patterns_that_it_has() -> None:
     small = [f"model.layers.{n}.mlp.weight" for n in range(2)] + ["lm_head.weight"]
     assert Freezing(("layers.9", "layers.0")).within(small) == Freezing(("layers.0",))

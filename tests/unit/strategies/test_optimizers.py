@@ -92,7 +92,7 @@ def test_betas_eps_and_text_arguments_arrive() -> None:
     ("spec", "code", "word"),
     [
         (OptimizerSpec(name="paged_ademamix_8bit"), "strategy.optimizer_unsupported", "AdEMAMix"),
-        (OptimizerSpec(name="apollo_adamw"), "strategy.optimizer_unsupported", "lora"),
+        (OptimizerSpec(name="apollo_adamw_layerwise"), "strategy.optimizer_unsupported", "max_grad_norm"),
         (OptimizerSpec(name="adamw_tourch"), "strategy.optimizer_unsupported", "adamw_torch"),
         (OptimizerSpec(args={"amsgard": True}), "strategy.optimizer_args", "amsgrad"),
     ],

@@ -13,12 +13,36 @@ from paceline.config.import_export.programs.llamafactory_templates import templa
 from paceline.config.import_export.verdicts import KeyReader
 from paceline.config.yaml_text.read_file import read_text
 from paceline.config.yaml_text.tree import parse_yaml
-from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.core.json_types import Json, JsonObject, as_list, as_object
 
 
-def llamafactory_defaults() -> dict[str, object]:
-    """Return the defaults of its arguments, Transformers' below them."""
+def version_of(data: JsonObject, named: str | None) -> str:
+    """Return ``lora`` or ``full`` for a file of version 1, else empty. ``named``: what the user calls it."""
+    blocks = ("model_class", "dist_config", "train_dataset", "peft_config")
+    if not (data.get("model") and any(data.get(key) for key in blocks)):
+        return ""
+    return "lora" if data.get("peft_config") else "full"
+
+
+#: of version 1, where they are not those of version 0
+_VERSION_1: JsonObject = {
+    "bf16": True,
+    "template": "qwen3_nothink",
+    "learning_rate": 1e-4,
+    "weight_decay": 0.01,
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "lora_alpha": 16,
+    "lora_dropout": 0.05,
+}
+
+
+def llamafactory_defaults(job: str = "") -> dict[str, object]:
+    """Return the defaults of its arguments, Transformers' below them. ``job``: by ``version_of``."""
     values = defaults("transformers") | defaults("llamafactory")
+    if job in ("lora", "full"):
+        values |= _VERSION_1 | {"finetuning_type": job}
     # of generation, which is no part of training, and read by code of their own
     for key in ("max_length", "add_tokens", "add_special_tokens"):
         values.pop(key, None)
@@ -82,13 +106,17 @@ def _listed(reader: KeyReader) -> None:
 
 def _freezing(reader: KeyReader) -> None:
     """Decide ``finetuning_type: freeze`` (``model.adapter._setup_freeze_tuning``). It trains the last N
-    layers (the first ones if N is negative), or modules of them, and modules outside of the layers.
+    layers, or modules of them, and modules outside of the layers. It trains the first ones if N is negative,
+    and the last of each Nth with LLaMA-Pro.
     """
     count = reader.value("freeze_trainable_layers")
-    if not isinstance(count, int) or reader.on("use_llama_pro"):
+    if not isinstance(count, int):
         reader.lose("finetuning_type", "which layers it trains is not known: name them in training.unfreeze")
         return
     layers = f"layers[-{count}:]" if count > 0 else f"layers[:{-count}]"
+    if reader.on("use_llama_pro"):  # the blocks that were added, each after as many of the model's own
+        layers = f"layers[/{count}]"
+        reader.mapped(["use_llama_pro"], ("training.unfreeze",))
     modules = _words(reader.value("freeze_trainable_modules"))
     trained: list[Json] = [layers if name == "all" else f"{layers}.{name}*" for name in modules]
     # it looks for these texts anywhere in a name: norm trains the layers' norms, too
@@ -96,6 +124,33 @@ def _freezing(reader: KeyReader) -> None:
     keys = ("finetuning_type", "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
     reader.set("training.unfreeze", [*trained, *extra], "finetuning_type", "all else is frozen")
     reader.mapped(keys, ("training.unfreeze",))
+
+
+def _muon_block(reader: KeyReader) -> None:
+    """``optim_config`` of version 1 (later than 0.9.5): Muon's rate and decay, which ignore
+    ``learning_rate``.
+    """
+    otherwise: JsonObject = {"lr": 1e-3, "wd": 0.1, "adamw_eps": 1e-8}
+    otherwise |= {"momentum": 0.95, "nesterov": True, "ns_steps": 5, "adamw_betas": [0.9, 0.95]}
+    block = {**otherwise, **as_object(reader.given.get("optim_config"))}
+    betas = as_list(block["adamw_betas"])
+    made: JsonObject = {
+        "optim": "muon",
+        "optim_args": ",".join(f"{key}={block[key]}" for key in ("momentum", "nesterov", "ns_steps")),
+        "learning_rate": block["lr"],
+        "weight_decay": block["wd"],
+        "adam_beta1": betas[0],
+        "adam_beta2": betas[1],
+        "adam_epsilon": block["adamw_eps"],
+    }
+    for name, value in made.items():
+        reader.set(f"training.{name}", value, "optim_config")
+    known = [f"optim_config.{key}" for key in ("name", *otherwise)]
+    reader.mapped(["optim_config", *(key for key in known if key in reader.given)], ("training.optim",))
+    reader.differs(
+        "optim_config.wd", "training.weight_decay", block["wd"], "norms and biases decay there, too"
+    )
+    reader.nothing("learning_rate", "optim_config sets the rate: its lr, or 1e-3")
 
 
 def _words(value: Json) -> list[str]:
@@ -110,4 +165,5 @@ CODE: Code = {
     "swanlab": _swanlab,
     "stable_decay": _stable_decay,
     "freezing": _freezing,
+    "muon_block": _muon_block,
 }

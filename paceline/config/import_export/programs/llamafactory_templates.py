@@ -14,11 +14,13 @@ from paceline.config.import_export.verdicts import KeyReader
 from paceline.core.json_types import Json, JsonObject, as_object
 
 _CONTENT = "message['content']"
+#: In version 1 an answer's header has loss, too
+_HEADER, _TRAINED = r"<|im_start|>assistant\n", "{%- generation -%}"
 
 
 def template(reader: KeyReader) -> None:
     """Decide ``template`` and the keys around it."""
-    name, stage = reader.given.get("template"), reader.text("stage")
+    name, stage = reader.value("template"), reader.text("stage")
     kwargs = ("enable_thinking", "preserve_thinking", "default_system")
     if stage == "pt":
         ends = as_object(as_object(table("llamafactory_templates")["templates"]).get(str(name))).get(
@@ -49,6 +51,13 @@ def template(reader: KeyReader) -> None:
             if system:
                 reader.keep("default_system", "data.default_system", system)
             says = "; ".join(_departures(formats))
+            if reader.value("version") == 1:
+                source = source.replace(f"{_HEADER}'", "'").replace(
+                    _TRAINED, f"{_TRAINED}{{{{- '{_HEADER}' -}}}}"
+                )
+                source += f"\n{{%- if add_generation_prompt -%}}{{{{- '{_HEADER}' -}}}}{{%- endif -%}}"
+                if name != "qwen3_nothink":
+                    says = "version 1 has formats of its own; these are version 0's"
             if says and stage == "sft":
                 reader.differs("template", "model.chat_template", source, says)
             else:

@@ -15,9 +15,9 @@ from paceline.core.files import MAX_INDEX_BYTES, open_file
 from paceline.core.json_types import Json, parse_json
 from paceline.core.safetensors_header import FLOATS, StoredTensor, header_of
 from paceline.plan import codes
-from paceline.plan.features.peft_settings import names_module, rank_of, untied
+from paceline.plan.features.peft_settings import names_module, rank_of, rotated, untied
 from paceline.plan.model.family import beside_text
-from paceline.plan.model.parameter_list import is_linear, parameters_of
+from paceline.plan.model.parameter_list import is_linear, of_adapter, parameters_of
 from paceline.plan.model.quantized_weights import method_of, packed_names, settings_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import AdapterSpec
@@ -264,12 +264,15 @@ def adapter_sizes(folder: Path, adapter: AdapterSpec, shape: ModelShape) -> list
     wrong = []
     for name, entry in sorted(tensors.items()):
         match = _LAYER.search(name)
-        linear, _, half = (match[2] if match else "").rpartition(".lora_")
-        if match is None or linear not in inside or half not in ("A.weight", "B.weight"):
+        linear = of_adapter(match[2]) if match else ""
+        if match is None or linear not in inside:
             continue
         a, b = inside[linear]
         rank = rank_of(adapter, f"model.layers.{match[1]}.{linear}")
-        fits = [rank, a] if half == "A.weight" else [b, rank]
+        shapes = {".lora_A.weight": (rank, a), ".lora_B.weight": (b, rank)}
+        if adapter.oft_block_size:
+            shapes = {".oft_R.weight": rotated(adapter, a)}
+        fits = [*shapes.get(match[2].removeprefix(linear), entry.shape)]
         if int(match[1]) >= shape.layers:
             wrong.append(f"{name}, but the model has {shape.layers} layers")
         elif list(entry.shape) != fits:
