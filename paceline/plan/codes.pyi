@@ -48,6 +48,17 @@ class _EMBEDDING_DEVICES(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _RETRIEVAL_REPEATED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _DISTILLATION_LMBDA_OFF(CodeName):
     def __call__(
         self,
@@ -1014,6 +1025,8 @@ ALGORITHM_SPEC_TORCH: _ALGORITHM_SPEC_TORCH
 CLASSIFICATION_LABELS: Code
 EMBEDDING_LOSS_TYPE: Code
 EMBEDDING_DEVICES: _EMBEDDING_DEVICES
+RETRIEVAL_GRADES: Code
+RETRIEVAL_REPEATED: _RETRIEVAL_REPEATED
 DISTILLATION_LMBDA_OFF: _DISTILLATION_LMBDA_OFF
 PLAN_STEP_TIMEOUT: _PLAN_STEP_TIMEOUT
 PLAN_PACKAGE: Code

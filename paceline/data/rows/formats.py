@@ -25,8 +25,9 @@ from paceline.data.rows.values import Cell, Row, RowError, as_text, is_empty
 TEXT = "text"
 PAIR_TEXT = "preference_text"
 CLASSIFIED_TEXT = "classified"
+RETRIEVAL_TEXT = "retrieval"
 #: The formats without a conversation: no chat template writes them.
-PLAIN_TEXTS = frozenset({TEXT, PAIR_TEXT, CLASSIFIED_TEXT})
+PLAIN_TEXTS = frozenset({TEXT, PAIR_TEXT, CLASSIFIED_TEXT, RETRIEVAL_TEXT})
 # format -> (required columns, optional columns)
 COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "messages": (("messages",), ("system",)),

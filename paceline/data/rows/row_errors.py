@@ -145,7 +145,7 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     "several_documents": (
         codes.DATA_BAD_MESSAGES,
         "a query has several documents that answer it, where in-batch negatives know one",
-        f"{ROW_FOR_EACH} (a data.converter does it)",
+        "write a row for each of them (a data.converter does it)",
     ),
     "bad_grade": (
         codes.DATA_BAD_GRADE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -138,6 +138,12 @@ class AlgorithmSpec:
     def key(self) -> str:
         """Config key of its options."""
         return f"training.{'algorithm_options' if self.own else self.name}"
+
+    def check_documents(
+        self, training: Training, columns: Mapping[str, Sequence[float]], texts: Sequence[str] = ()
+    ) -> Iterator[Diagnostic]:
+        """Yield what the loss cannot read of documents: ``columns`` are numbers of the row kind, by name."""
+        return iter(())
 
     def options_of(self, training: Training) -> Mapping[str, Json]:
         """Return all options with defaults filled in, from its section or (user-defined) ``options``."""

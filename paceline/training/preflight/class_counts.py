@@ -48,6 +48,22 @@ def with_head(
     )
 
 
+def check_differences(rows: Iterable[Sequence[Label]], where: str) -> None:
+    """Raise DataError if all rows have the same classes: of two, vectors such as [0, 1] look like both."""
+    alike = {frozenset(labels) for labels in rows}
+    if len(alike) == 1:
+        labels = sorted(map(str, *alike))
+        several = " (a list names the classes: [0, 1] is both, [1] the second)" if len(labels) > 1 else ""
+        raise DataError(
+            codes.DATA_CLASSES(
+                f"all rows have the same class{'es' if several else ''}",
+                where,
+                ", ".join(labels[:SHOWN]) or "none",
+                f"give rows of at least two classes{several}",
+            )
+        )
+
+
 def class_numbers(
     rows: Iterable[Sequence[Label]], options: ClassificationOptions, where: str, *, all_rows: bool = True
 ) -> dict[Label, int]:

@@ -45,7 +45,12 @@ from paceline.plan.model.files.folder_check import (
 from paceline.plan.model.files.safetensors_headers import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training import codes
-from paceline.training.preflight.class_counts import class_numbers, empty_classes, with_head
+from paceline.training.preflight.class_counts import (
+    check_differences,
+    class_numbers,
+    empty_classes,
+    with_head,
+)
 from paceline.training.preflight.generation_servers import check_judge, check_servers
 from paceline.training.preflight.named_models import check_reward_folder
 from paceline.training.preflight.weight_ways import SentPolicy
@@ -153,13 +158,19 @@ def _labels(config: Config) -> Iterator[Diagnostic]:
         return  # reported with the data sets
     if reading.kind.classes:
         options = ClassificationOptions.model_validate(spec.options_of(config.training))
-        rows = [json.loads(example.facts)["labels"] for example in first.examples]
+        facts = [json.loads(example.facts) for example in first.examples]
+        rows = [fact["labels"] for fact in facts]
         where, head = f"{spec.key}.labels", classes_of_head(config.model)
         options = with_head(rows, options, head, where)
         class_numbers(rows, options, where, all_rows=first.whole)
+        named = options.labels or options.num_labels or head
+        if first.whole and (not named or any(fact["several"] for fact in facts)):
+            check_differences(rows, where)
         yield from empty_classes(rows, options, where, all_rows=first.whole)
-    elif first.whole:
-        columns = {name: [e.values.get(name, 0.0) for e in first.examples] for name in reading.kind.columns}
+        return
+    columns = {name: [e.values.get(name, 0.0) for e in first.examples] for name in reading.kind.columns}
+    yield from spec.check_documents(config.training, columns, [e.text for e in first.examples])
+    if first.whole:
         yield from reading.kind.unlearnable(columns, "data.train")
 
 

@@ -21,7 +21,7 @@ from paceline.checkpoint.save.retention import RetentionRule, being_read
 from paceline.config.registries.evaluation_metrics import evaluation_metrics
 from paceline.config.schema import Config
 from paceline.config.sections.rollout import RolloutOptions
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, ConfigError, DataError
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
@@ -128,6 +128,10 @@ class RunBuilder:
             labels = read_classes(self.prepared, spec, t, classes_of_head(self.config.model))
             self.classes, self.columns = labels.classes, labels.columns
             self.notes.append(f"{'classes':<9} {labels.words}")
+        for table in filter(None, (self.prepared.train, self.prepared.eval)):
+            found = spec.check_documents(t, table.columns)
+            if wrong := [finding for finding in found if finding.severity is Severity.ERROR]:
+                raise DataError(*wrong)
         algorithm = self.algorithm()
         strategy = make_strategy(plan.strategy, self.world, plan)
         runner = make_runner(strategy)

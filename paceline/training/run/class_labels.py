@@ -15,7 +15,7 @@ from paceline.data.prepare.prepare import Prepared
 from paceline.models.heads.sequence_classification import Classes
 from paceline.plan.algorithms.spec import AlgorithmSpec, Training
 from paceline.training import codes
-from paceline.training.preflight.class_counts import SHOWN, Label, class_numbers, with_head
+from paceline.training.preflight.class_counts import SHOWN, Label, check_differences, class_numbers, with_head
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,8 @@ def read_classes(
     options = with_head(rows, options, head, where)
     numbers = class_numbers(rows, options, where)
     names = _names(numbers, options)
-    if len(names) < (1 if several else 2):
-        raise DataError(
-            codes.DATA_CLASSES(
-                "all rows have the same class",
-                where,
-                ", ".join(names) or "none",
-                "give rows of at least two classes",
-            )
-        )
+    if several or len(names) < 2:
+        check_differences(rows, where)
     if not several and any(len(labels) != 1 for labels in rows):
         raise DataError(
             codes.DATA_CLASSES(

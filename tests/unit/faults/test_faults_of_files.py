@@ -181,6 +181,12 @@ def _rows(text: str, name: str = "rows.jsonl", key: str = "data.train", **more: 
     return make
 
 
+def _graded(algorithm: str, loss: str, grades: tuple[float | None, ...]) -> Fault:
+    rows = [{"sentence1": f"a {n}", "sentence2": f"b {n}", "label": g} for n, g in enumerate(grades)]
+    options = {f"training__{algorithm}": {"loss_type": loss}, "training__algorithm": algorithm}
+    return _rows("".join(json.dumps(row) + "\n" for row in rows), **options)
+
+
 def _bytes(job: Job, content: bytes) -> dict[str, Any]:
     (job.root / "rows.jsonl").write_bytes(content)
     return {"data.train": str(job.root / "rows.jsonl")}
@@ -422,6 +428,32 @@ FAULTS: list[tuple[str, Fault, str]] = [
         "a document whose grade is no number",
         _rows('{"query": "a", "positive": "b", "score": "much"}', training__algorithm="embedding"),
         "data.bad_grade",
+    ),
+    *(
+        (f"grades that {loss} does not read", _graded(algorithm, loss, grades), "retrieval.grades")
+        for algorithm, loss, grades in (
+            ("embedding", "infonce", (1, 0)),
+            ("embedding", "cosine_similarity", (5, 0.5)),
+            ("embedding", "cosine_similarity", (None, 0.5)),
+            ("reranker", "pointwise", (3, 1)),
+            ("reranker", "listwise", (-1, 1)),
+        )
+    ),
+    (
+        "vectors of two classes",
+        _rows(
+            '{"text": "a", "label": [0, 1]}\n{"text": "b", "label": [1, 0]}\n',
+            training__algorithm="classification",
+        ),
+        "data.classes",
+    ),
+    (
+        "one class everywhere",
+        _rows(
+            '{"text": "a", "label": "spam"}\n{"text": "b", "label": "spam"}\n',
+            training__algorithm="classification",
+        ),
+        "data.classes",
     ),
     ("queries alone", _rows('{"query": "a"}', training__algorithm="reranker"), "data.format_retrieval"),
     ("JSON under the name of text", _rows('{"text": "a"}\n{"text": "b"}\n', "rows.txt"), "data.disguised"),

@@ -22,12 +22,14 @@ from paceline.algorithms.supervised.embedding import Embedding
 from paceline.algorithms.supervised.reranker import Reranker
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
+from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import DataError
 from paceline.data.packed_source import PackedSource
 from paceline.data.prepare.prepare import Prepared, prepare
 from paceline.data.rows.kinds.base import row_kind
 from paceline.models.factory import HFModelFactory
 from paceline.models.role_module import RoleModule
+from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import OptimizerSpec
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
@@ -123,6 +125,24 @@ def test_a_pair_without_a_score_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match=r"embedding\.no_score"):
         algorithm.losses(Role.EMBEDDING, outputs, batch)
+
+
+def test_rows_of_flag_embedding_are_read_and_no_chat_template_is_made(tmp_path: Path) -> None:
+    rows = [{"query": "a b", "pos": ["c"], "neg": ["d", "e a"]}, {"query": "b", "pos": ["a"], "neg": []}]
+    found = prepared(tmp_path, "bert", rows, "retrieval")
+    assert found.train.columns["part"].tolist() == [0, 1, 2, 2, 0, 1]
+    assert [note.code for note in found.notes] == ["data.format"]  # no template, and no end of an answer
+    assert not (found.tokenizer_path / "chat_template.jinja").exists()
+    ranked = prepared(tmp_path, "bert", rows, "ranked").train.columns
+    assert ranked["score"].tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("texts", "repeats"), [("abcd", 0), ("abcb", 1), ("abab", 2), ("abad", 1)])
+def test_queries_and_documents_of_several_rows_are_named(texts: str, repeats: int) -> None:
+    columns = {"part": [0.0, 1.0] * 2, "score": [math.nan] * 4}
+    training = TrainingSection(algorithm="embedding")
+    found = list(algorithm_spec("embedding").check_documents(training, columns, texts))
+    assert [finding.code for finding in found] == ["retrieval.repeated"] * repeats
 
 
 class Run:

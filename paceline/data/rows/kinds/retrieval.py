@@ -1,8 +1,8 @@
 """Queries with their documents, for embedding models and rerankers.
 
 The query is ``anchor``, ``query``, ``sentence1`` or ``question``. Its document is ``positive``,
-``sentence2``, ``document``, ``response`` or ``answer``. Negatives (documents that do not answer it) are
-``negative``, ``negative_1`` and so on, ``negatives`` or ``rejected_response``. A grade is ``score``,
+``sentence2``, ``document``, ``response``, ``answer`` or ``pos``. Documents that do not answer it are
+``negative``, ``negative_1`` and so on, ``negatives``, ``neg`` or ``rejected_response``. A grade is ``score``,
 ``label``, ``labels`` or ``similarity``. A text may be one, or a list of them. ms-swift's ``messages``,
 ``positive_messages`` and ``negative_messages`` are read as texts of their last turns.
 """
@@ -16,20 +16,19 @@ from dataclasses import replace
 
 from paceline.core.errors import DataError
 from paceline.data import codes
-from paceline.data.rows.formats import Example, Shape, check_mapping, column_names, listed
+from paceline.data.rows.formats import RETRIEVAL_TEXT, Example, Shape, check_mapping, column_names, listed
 from paceline.data.rows.kinds.base import RowKind
 from paceline.data.rows.values import Cell, Row, RowError, as_text
 from paceline.protocols.special_tokens import SECOND
 
-TEXTS = "retrieval"
 PART, SCORE = "part", "score"  # of a document: its part in its row, and its grade
 QUERY, POSITIVE, NEGATIVE = 0, 1, 2
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "query": ("anchor", "query", "sentence1", "question", "messages"),
-    "positive": ("positive", "sentence2", "document", "positive_messages", "response", "answer"),
+    "positive": ("positive", "sentence2", "document", "positive_messages", "response", "answer", "pos"),
     "score": ("score", "label", "labels", "similarity"),
 }
-_NEGATIVES = re.compile(r"negatives?(_?\d+)?|negative_messages|rejected_(response|messages)")
+_NEGATIVES = re.compile(r"neg|negatives?(_?\d+)?|negative_messages|rejected_(response|messages)")
 
 
 class Retrieval(RowKind):
@@ -57,7 +56,7 @@ class Retrieval(RowKind):
         ``score`` to names in the file. Raises DataError.
         """
         names, mapping = column_names(rows), dict(mapping or {})
-        remedy = "columns: {query: X, positive: Y} (next to path:), where X and Y are names in the file"
+        remedy = "columns: {query: X, positive: Y, negative: Z} (next to path:), names in the file"
         wrong = codes.DATA_FORMAT_RETRIEVAL("", where, listed(names), remedy)
         others = [name for name in (*names, *mapping) if _NEGATIVES.fullmatch(name)]
         check_mapping(mapping, (*_NAMES, "negative", *others), names, wrong)
@@ -74,7 +73,9 @@ class Retrieval(RowKind):
         columns |= negatives
         note = f"the query is '{columns['query']}', its document '{columns['positive']}'"
         return Shape(
-            TEXTS, columns, note + (f", the others {', '.join(negatives.values())}" if negatives else "")
+            RETRIEVAL_TEXT,
+            columns,
+            note + (f", the others {', '.join(negatives.values())}" if negatives else ""),
         )
 
     def normalise(self, row: Row, shape: Shape) -> tuple[Example, ...]:
