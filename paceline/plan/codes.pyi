@@ -38,6 +38,17 @@ class _ALGORITHM_SPEC_TORCH(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _EMBEDDING_FOLDER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _EMBEDDING_DEVICES(CodeName):
     def __call__(
         self,
@@ -1024,6 +1035,7 @@ ALGORITHM_VOCABULARY: Code
 ALGORITHM_SPEC_TORCH: _ALGORITHM_SPEC_TORCH
 CLASSIFICATION_LABELS: Code
 EMBEDDING_LOSS_TYPE: Code
+EMBEDDING_FOLDER: _EMBEDDING_FOLDER
 EMBEDDING_DEVICES: _EMBEDDING_DEVICES
 RETRIEVAL_GRADES: Code
 RETRIEVAL_REPEATED: _RETRIEVAL_REPEATED

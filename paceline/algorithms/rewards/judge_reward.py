@@ -1,4 +1,6 @@
-"""A reward that asks a model behind an OpenAI-compatible server, and takes the last number of its reply."""
+"""A reward that asks a model behind an OpenAI-compatible server, and takes the last number of its reply: 7 of
+"7/10".
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ from paceline.core.json_types import Json, JsonObject, as_number, as_object, val
 from paceline.runtime.process_group.world import environment
 
 _FIELD = re.compile(r"\{(prompt|completion|answer)\}")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+#: A number; what it is out of (7/10, 7 out of 10, [[7]] of 10) belongs to it
+_NUMBER = re.compile(
+    r"(?<![\w.])(-?\d*\.?\d+)(?:[\]*}]*\s*(?:/|(?:out )?of\b)\s*[\[*]*\d+(?:\.\d+)?)?", re.IGNORECASE
+)
+_THOUGHTS = re.compile(r".*</think>", re.DOTALL)
 _AGAIN = frozenset({429, 502, 503, 504})  # busy or starting
 _PAUSE_SECONDS = 0.5
 PROMPT = (
@@ -96,7 +102,7 @@ class JudgeReward:
         reply = self._reply(body)
         if isinstance(reply, str):
             return f"no score: {reply}"
-        text = str(value_at(reply, "choices.0.message.content") or "")
+        text = _THOUGHTS.sub("", str(value_at(reply, "choices.0.message.content") or ""))
         numbers = _NUMBER.findall(text)
         return float(numbers[-1]) if numbers else f"no score: no number in the reply {text[:80]!r}"
 

@@ -42,6 +42,7 @@ from paceline.plan.model.files.folder_check import (
     check_model_folder,
     classes_of_head,
 )
+from paceline.plan.model.files.pooling import check_pooling
 from paceline.plan.model.files.safetensors_headers import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training import codes
@@ -135,6 +136,8 @@ def _models(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
         keys.setdefault(name, key)
     for name, key in keys.items():
         yield from check_model_folder(name, key)
+    if algorithm_spec(config.training.algorithm).loaded_by == "SentenceTransformer":
+        yield from check_pooling(config)
     if config.lora is not None and config.lora.adapter_name_or_path:
         folder = config.lora.adapter_name_or_path
         yield from check_adapter_folder(folder, "lora.adapter_name_or_path")

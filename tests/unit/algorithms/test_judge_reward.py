@@ -119,3 +119,20 @@ def test_a_busy_judge_is_asked_again_and_a_budget_is_kept() -> None:
 def test_options_that_cannot_be_are_refused_before_the_start(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"rewards\.options"):
         check_built_in(RewardSpec("judge", options={"url": "http://h:1", "model": "m", **options}))
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("8/10", 8),
+        ("I rate this an 8 out of 10.", 8),
+        ("Rating: [[7]] / 10", 7),
+        ("**3.5**/5", 3.5),
+        ("There are 5 reasons for a score of 9", 9),
+        ("<think>3? 4?</think> I say .8", 0.8),
+        ("-3", -3),
+    ],
+)
+def test_what_a_score_is_out_of_belongs_to_it(text: str, score: float) -> None:
+    with judging(lambda _: said(text), []) as url, scorer(url) as judge:
+        assert judge([Sample("q", "a")]).total == [score]

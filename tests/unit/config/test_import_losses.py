@@ -606,3 +606,36 @@ def test_a_value_that_our_rules_refuse_cannot_be_kept() -> None:
         "quantization_bit:" not in made.text.partition("# cannot be kept")[0]
         and "model.dtype" not in made.text
     )
+
+
+@pytest.mark.parametrize(
+    ("on", "loss"),
+    [
+        (["use_dft_loss", "use_eaft_loss"], "dft"),
+        (["use_eaft_loss"], "eaft"),
+        (["use_dft_loss", "use_asft_loss"], "dft"),
+        (["use_eaft_loss", "use_asft_loss"], "eaft"),
+    ],
+)
+def test_of_several_losses_llama_factorys_first_is_kept(tmp_path: Path, on: list[str], loss: str) -> None:
+    """dft before eaft (its trainer's order); asft's reference breaks the others there."""
+    path = tmp_path / "job.yaml"
+    lines = ["model_name_or_path: m", "stage: sft", "dataset: d", "template: qwen", "finetuning_type: full"]
+    path.write_text("\n".join([*lines, *(f"{name}: true" for name in on)]))
+    (tmp_path / "data").mkdir()
+    found = import_config(str(path), "llamafactory")
+    assert checked(found, tmp_path).training.sft.loss_type == loss  # type: ignore[union-attr]
+    said = {name: found.findings[name] for name in on[1:]}
+    assert all(f.verdict is (LOST if name == "use_asft_loss" else NOTHING) for name, f in said.items())
+    assert not any("stage" in f.says for f in said.values())
+
+
+def test_axolotls_entropy_weights_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "axolotl.yml"
+    path.write_text(
+        "base_model: m\ndatasets: [{path: d.json, type: alpaca}]\nuse_eaft: true\neaft_alpha: 0.5\n"
+    )
+    found = import_config(str(path), "axolotl")
+    sft = checked(found, tmp_path).training.sft
+    assert sft is not None and (sft.loss_type, sft.eaft_alpha) == ("eaft", 0.5)
+    assert verdicts(found)["use_eaft"] is DIFFERS
