@@ -189,7 +189,7 @@ def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str,
     replace_json(stage / "config.json", config)
     write_kept(stage, {name: reader.side_file(name) for name in names if name not in left_out})
     if scores and GENERATION in names and not remote:
-        ends = listed(_generation(reader).get("eos_token_id"))
+        ends = [*listed(_generation(reader).get("eos_token_id")), *closing(stage)]
         held = listed(config.get("pad_token_id"))
         if not held or held[0] in ends:
             replace_json(stage / "config.json", {**config, "pad_token_id": pad_apart(stage, ends)})
@@ -272,11 +272,7 @@ def pad_apart(stage: Path, ends: Collection[int]) -> int | None:
     tokenizer's own padding token, else one of its special tokens that no text ends with. Without one, return
     None and change nothing.
     """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(stage), local_files_only=True, trust_remote_code=False)
-    except Exception:  # noqa: BLE001  (damaged files raise many types, and a class may need its own code)
+    if (tokenizer := _tokenizer(stage)) is None:
         return None
     chosen = next((token for token in _candidates(tokenizer) if token not in ends), None)
     if chosen is not None and chosen != tokenizer.pad_token_id:
@@ -285,6 +281,21 @@ def pad_apart(stage: Path, ends: Collection[int]) -> int | None:
                 settings = parse_object(path.read_bytes(), str(path), max_bytes=_MAX_BYTES)
                 replace_json(path, {**settings, "pad_token": tokenizer.convert_ids_to_tokens(chosen)})
     return chosen
+
+
+def closing(stage: Path) -> list[int]:
+    """Return the token that the folder's tokenizer writes behind every text; empty if it writes none."""
+    tokenizer = _tokenizer(stage)
+    return [] if tokenizer is None else list(tokenizer("").input_ids)[-1:]
+
+
+def _tokenizer(stage: Path) -> PreTrainedTokenizerBase | None:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(stage), local_files_only=True, trust_remote_code=False)
+    except Exception:  # noqa: BLE001  (damaged files raise many types, and a class may need its own code)
+        return None
 
 
 def _candidates(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -231,10 +231,10 @@ def changed_keys(state: JsonObject, now: JsonObject) -> list[Diagnostic]:
     """
     findings: list[Diagnostic] = []
     before = as_object(None if CONVERTED in state else state.get("config"))
-    for section in ("model", "training"):
+    for section in ("model", "lora", "training"):
         old, new = as_object(before.get(section)), as_object(now.get(section))
         for key in sorted(set(old) & set(new)):
-            if key in QUIET:
+            if key in QUIET or (section == "lora" and key not in _FREE):
                 continue
             for name, then, value in _differing(key, old[key], new[key]):
                 findings.append(
@@ -254,6 +254,8 @@ def _differing(key: str, before: Json, now: Json) -> Iterator[tuple[str, Json, J
         yield key, before, now
 
 
+# Keys of adapters that a resumed run may change; others are refused.
+_FREE = ("dropout", "loraplus_lr_ratio")
 # Keys that do not affect training results.
 QUIET = frozenset(
     {

@@ -67,6 +67,46 @@ def logits(folder: Path, **kwargs: Any) -> torch.Tensor:
         return AutoModelForCausalLM.from_pretrained(folder, **kwargs).eval()(IDS).logits
 
 
+@pytest.mark.parametrize(("behind", "pad"), [("[END]", "[X]"), ("", "[END]")])
+def test_padding_is_no_token_that_ends_every_text(run: RunDir, tmp_path: Path, behind: str, pad: str) -> None:
+    """Qwen3-Embedding's tokenizer writes its padding token behind each text; a class that reads the last
+    token which is not padding would read the one before, and could not read several texts without one.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        LlamaForSequenceClassification,
+        PreTrainedTokenizerFast,
+    )
+
+    made = Tokenizer(models.WordLevel({"[END]": 0, "[X]": 1, "a": 2, "b": 3, "[EOS]": 4}, "[X]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(f"$A {behind}".strip(), None, [("[END]", 0)])
+    own = PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[END]", eos_token="[EOS]", extra_special_tokens=["[X]"]
+    )
+    own.save_pretrained(tmp_path / "own")
+    files = {file.name: file.read_bytes() for file in (tmp_path / "own").iterdir()}
+    policy = model_of(pad_token_id=0)
+    config = type(policy.config).from_dict(policy.config.to_dict() | {"id2label": {0: "LABEL_0"}})
+    model: Any = LlamaForSequenceClassification(config).eval()
+    model.config.architectures = ["LlamaForSequenceClassification"]
+    files |= {"generation_config.json": json.dumps({"eos_token_id": 4, "pad_token_id": 0}).encode()}
+    files |= {"config.json": json.dumps(model.config.to_dict()).encode()}
+    shards = [whole(n, p.detach(), role="reward") for n, p in model.named_parameters()]
+    export_hf(Checkpointer(run, OneRank()).save(3, shards, {}, files), tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    loaded: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    assert tokenizer.pad_token == pad and loaded.config.pad_token_id == tokenizer.pad_token_id
+    texts = ["a b", "b a a b"]
+    with torch.no_grad():
+        scores = loaded(**tokenizer(texts, padding=True, return_tensors="pt")).logits[:, 0]
+        for text, score in zip(texts, scores, strict=True):
+            ids = torch.tensor([own(text).input_ids])
+            torch.testing.assert_close(score, model.score(model.model(ids).last_hidden_state[0, -1])[0])
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_equal_logits(run: RunDir, tmp_path: Path, tied: bool) -> None:
     model = model_of(tie_word_embeddings=tied)

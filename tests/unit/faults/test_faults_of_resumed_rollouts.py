@@ -67,5 +67,7 @@ def test_a_changed_section_is_said_key_by_key() -> None:
         ("training.grpo.beta", "0.1 now, 0.0 then"),
         ("training.rollout.temperature", "0.5 now, 1.0 then"),
     ]
+    lora: Any = [{"lora": {"r": 4, "dropout": 0.0, "loraplus_lr_ratio": ratio}} for ratio in (None, 16.0)]
+    assert [d.where for d in changed_keys({"config": lora[0]}, lora[1])] == ["lora.loraplus_lr_ratio"]
     converted = {"config": before, "converted_from": "a checkpoint of another program"}
     assert changed_keys(converted, now) == []  # its config holds defaults that nobody wrote
