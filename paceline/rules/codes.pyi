@@ -410,6 +410,17 @@ class _STRATEGY_DIVERGENCE(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PREC_LOST_UPDATES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        largest: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PREC_FP16_BF16_EVAL(CodeName):
     def __call__(
         self,
@@ -1204,6 +1215,7 @@ STRATEGY_PAIRS: _STRATEGY_PAIRS
 STRATEGY_ROLLOUTS: _STRATEGY_ROLLOUTS
 STRATEGY_DATA_PARALLEL: _STRATEGY_DATA_PARALLEL
 STRATEGY_DIVERGENCE: _STRATEGY_DIVERGENCE
+PREC_LOST_UPDATES: _PREC_LOST_UPDATES
 PREC_FP16_BF16_EVAL: _PREC_FP16_BF16_EVAL
 PREC_BF16_HW: _PREC_BF16_HW
 PREC_FP16_HW: _PREC_FP16_HW

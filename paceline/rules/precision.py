@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from paceline.config import codes as config_codes
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import as_object
+from paceline.plan.features.precision import rounds
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.rules import codes
 from paceline.rules.rule import Context, Rule
 
 _MIXED = "training.mixed_precision"
+_BF16_HALF_STEP = 512  # a weight over half the distance to bfloat16's next number, at most
+_USUAL_WEIGHT = 0.004  # a fifth of the spread that most models begin with
 
 
 def _device(c: Context) -> str:
@@ -78,4 +81,12 @@ def deepspeed_fp16(c: Context) -> Iterator[Diagnostic]:
         )
 
 
-PRECISION_RULES: tuple[Rule, ...] = (full_eval, low_precision, bf16_pretrained, deepspeed_fp16)
+def lost_updates(c: Context) -> Iterator[Diagnostic]:
+    """prec.lost_updates: Adam's updates are at most about the learning rate, and weights near 0.02."""
+    largest = c.training.learning_rate * _BF16_HALF_STEP
+    if c.training.pure_bf16 and not rounds(c.training.optim) and 0 < largest < _USUAL_WEIGHT:
+        found = f"learning_rate: {c.training.learning_rate:g}"
+        yield c.at(codes.PREC_LOST_UPDATES(found=found, largest=f"{largest:.1g}"), "training.pure_bf16")
+
+
+PRECISION_RULES: tuple[Rule, ...] = (full_eval, low_precision, bf16_pretrained, deepspeed_fp16, lost_updates)

@@ -136,6 +136,12 @@ CASES = [
         _t(algorithm="classification", classification={"num_labels": 3}),
     ),
     case(
+        "prec.lost_updates",
+        _t(pure_bf16=True, learning_rate=5e-7),
+        _t(pure_bf16=True, learning_rate=5e-7, optim="adamw_bf16_rounding"),
+        severity=WARNING,
+    ),
+    case(
         "data.retrieval_prompt",
         {"data.query_prompt": "Query: "},
         _t(algorithm="embedding") | {"data.query_prompt": "Query: "},
