@@ -129,7 +129,8 @@ class RunBuilder:
             self.classes, self.columns = labels.classes, labels.columns
             self.notes.append(f"{'classes':<9} {labels.words}")
         for table in filter(None, (self.prepared.train, self.prepared.eval)):
-            found = spec.check_documents(t, table.columns)
+            numbers = {name: values.tolist() for name, values in table.columns.items()}
+            found = spec.check_documents(t, numbers)
             if wrong := [finding for finding in found if finding.severity is Severity.ERROR]:
                 raise DataError(*wrong)
         algorithm = self.algorithm()
