@@ -43,6 +43,7 @@ class Served:
         self.updating = False
         self.group: Any = None
         self.loaded: list[str] = []
+        self.asleep = False
         self.prefixes: dict[
             tuple[Any, ...], Any
         ] = {}  # the model that has read a prompt, as a prefix cache has it
@@ -161,16 +162,18 @@ def handler(served: Served, name: str = "policy") -> type[BaseHTTPRequestHandler
                 "/get_world_size": {"world_size": 1},
                 "/health": {},
             }.get(path)
-            self._reply(404 if found is None else 200, {"detail": "Not Found"} if found is None else found)
+            self.reply(404 if found is None else 200, {"detail": "Not Found"} if found is None else found)
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+            self.answer(json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}"))
+
+        def answer(self, body: dict[str, Any]) -> None:
             try:
-                self._reply(200, self._answer(body))
+                self.reply(200, self._answer(body))
             except Refused as refused:
                 status, words = refused.args
                 error = {"detail": words} if status == 404 else {"error": {"message": words, "code": status}}
-                self._reply(status, error)
+                self.reply(status, error)
 
         def _answer(self, body: dict[str, Any]) -> Any:
             path = self.path
@@ -200,9 +203,12 @@ def handler(served: Served, name: str = "policy") -> type[BaseHTTPRequestHandler
                 served.finish()
                 served.version = body.get("weight_version") or served.version
                 return {"message": "Weight update finished"}
+            if path.partition("?")[0] in ("/sleep", "/wake_up"):
+                served.asleep = path.startswith("/sleep")
+                return {"status": "sleeping" if served.asleep else "awake"}
             raise Refused(404, "Not Found")
 
-        def _reply(self, status: int, found: Any) -> None:
+        def reply(self, status: int, found: Any) -> None:
             # the answer to an adapter is a text, all others are JSON
             data = found.encode() if isinstance(found, str) else json.dumps(found).encode()
             self.send_response(status)

@@ -53,7 +53,7 @@ def start(
         print(before_training(ready.plan, {**os.environ, **shown}, ready.warnings), end="", flush=True)
     else:  # no plan.json is written: the printed commands read the YAML
         print(explain(ready.plan), end="", flush=True)
-        for spec in ready.commands():
+        for spec in (*ready.servers(), *ready.commands()):
             print(spec.shell_line())
         return 0
     print_diagnostics(ready.claim())

@@ -42,6 +42,10 @@ class RunDir:
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:05d}.log"
 
+    def server_log(self, place: int) -> Path:
+        """What a generation server prints that the run has started."""
+        return self.logs / f"server-{place}.log"
+
     events_dir = _PathInside("events")
 
     def events(self, rank: int) -> Path:

@@ -95,6 +95,16 @@ class _ROLLOUT_SERVER_BACK(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _ROLLOUT_WEIGHTS_AGAIN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _ROLLOUT_WEIGHTS_WRONG(CodeName):
     def __call__(
         self,
@@ -123,4 +133,5 @@ ROLLOUT_SERVER_VERSION: _ROLLOUT_SERVER_VERSION
 ROLLOUT_SERVERS_GONE: _ROLLOUT_SERVERS_GONE
 ROLLOUT_SERVER_LEFT_OUT: _ROLLOUT_SERVER_LEFT_OUT
 ROLLOUT_SERVER_BACK: _ROLLOUT_SERVER_BACK
+ROLLOUT_WEIGHTS_AGAIN: _ROLLOUT_WEIGHTS_AGAIN
 ROLLOUT_WEIGHTS_WRONG: _ROLLOUT_WEIGHTS_WRONG

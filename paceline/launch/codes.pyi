@@ -281,6 +281,57 @@ class _RUN_OPEN(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _ROLLOUT_START_FAILED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        why: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_START_LAUNCHER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_START_MODEL(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_START_PORT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_START_PYTHON(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 PROGRAM_SYSTEM_REFUSED: _PROGRAM_SYSTEM_REFUSED
 DATA_OFFLINE: Code
 DATA_CACHE_WRITE: _DATA_CACHE_WRITE
@@ -322,3 +373,8 @@ RUN_NOT_A_DIRECTORY: Code
 RUN_NOT_WRITABLE: Code
 RUN_SET_ASIDE: _RUN_SET_ASIDE
 RUN_OPEN: _RUN_OPEN
+ROLLOUT_START_FAILED: _ROLLOUT_START_FAILED
+ROLLOUT_START_LAUNCHER: _ROLLOUT_START_LAUNCHER
+ROLLOUT_START_MODEL: _ROLLOUT_START_MODEL
+ROLLOUT_START_PORT: _ROLLOUT_START_PORT
+ROLLOUT_START_PYTHON: _ROLLOUT_START_PYTHON

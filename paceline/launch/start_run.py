@@ -36,6 +36,7 @@ from paceline.launch.process_spec import (
 )
 from paceline.launch.run_secret import secret_environment
 from paceline.launch.supervision.exit_record import LaunchRecord
+from paceline.launch.supervision.generation_servers import server_specs, serving, start_of
 from paceline.launch.supervision.supervisor import report_to_stderr, run
 from paceline.plan.hardware.probe import cpu_count
 from paceline.rules import at_start
@@ -83,6 +84,10 @@ class CheckedRun:
             self.launcher, worker, cluster, environ=os.environ, cores=self.cores, settings=self.settings
         )
 
+    def servers(self) -> tuple[LaunchSpec, ...]:
+        """Return the generation servers that a start would run."""
+        return server_specs(self.loaded.config, self.plan, os.environ)
+
     def claim(self) -> tuple[Diagnostic, ...]:
         """Verify the checkpoint to resume from, on the first node, and claim the run directory.
 
@@ -123,12 +128,14 @@ class CheckedRun:
         # On one node the workers read our plan.json; on several the YAML, and rank 0 sends its plan
         read_plan = self.plan.num_nodes == 1
         arguments = ["--plan", str(self.run_dir.plan_json)] if read_plan else self._yaml_arguments()
-        with located(self.loaded):
+        variables = {**os.environ, **(environ or {})}
+        start = start_of(self.loaded.config)
+        with located(self.loaded), serving(self.servers(), start, self.run_dir, variables, report):
             code = launch(
                 worker_argv(*arguments),
                 self.cluster,
                 launcher=self.launcher,
-                environ={**os.environ, **(environ or {})},
+                environ=variables,
                 cores=self.cores,
                 settings=self.settings,
                 report=report,

@@ -708,6 +708,27 @@ class _PREC_FULL_EVAL(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _ROLLOUT_START_CARDS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        remedy: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _ROLLOUT_START_ROOM(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _ROLLOUT_GROUPS(CodeName):
     def __call__(
         self,
@@ -1124,6 +1145,8 @@ MODEL_WEIGHTS_INDEX: _MODEL_WEIGHTS_INDEX
 PREC_FP8: Code
 PREC_BF16_WEIGHTS: Code
 PREC_FULL_EVAL: _PREC_FULL_EVAL
+ROLLOUT_START_CARDS: _ROLLOUT_START_CARDS
+ROLLOUT_START_ROOM: _ROLLOUT_START_ROOM
 ROLLOUT_GATHER_ROOM: Code
 ROLLOUT_GROUPS: _ROLLOUT_GROUPS
 ROLLOUT_STEPS: _ROLLOUT_STEPS

@@ -29,6 +29,8 @@ from paceline.plan.algorithms.rollout import (
     gathered_problems,
     rollout_decision,
     rollout_sizes,
+    start_decision,
+    start_problems,
     with_generation,
 )
 from paceline.plan.algorithms.spec import algorithm_spec
@@ -292,12 +294,18 @@ def _with_room(plan: Plan, hardware: Hardware, needed: bool) -> Plan:
     """Return ``plan`` with its memory and what follows. Raises ConfigError if it must fit and does not."""
     plan = with_generation(replace(plan, memory=memory_of(plan, hardware)), hardware)
     written = [
-        decision for decision in (decoding_decision(plan), evaluation_decision(plan)) if decision is not None
+        decision
+        for decision in (decoding_decision(plan), start_decision(plan), evaluation_decision(plan))
+        if decision is not None
     ]
     plan = replace(plan, decisions=(*plan.decisions, *written))
     room = room_of(plan, hardware)
     problems = room_problems(plan, hardware, room)
-    own_keys = [*rows_problems(plan, hardware), *gathered_problems(plan, hardware)]
+    own_keys = [
+        *rows_problems(plan, hardware),
+        *gathered_problems(plan, hardware),
+        *start_problems(plan, hardware),
+    ]
     if needed and (problems or own_keys):
         from paceline.plan.layout_search import what_fits
 

@@ -775,6 +775,16 @@ class _ROLLOUT_SERVERS_TWICE(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _ROLLOUT_START_NODES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _ROLLOUT_SERVER_KEY(CodeName):
     def __call__(
         self,
@@ -1252,6 +1262,7 @@ ROLLOUT_MAX_REDRAWS: _ROLLOUT_MAX_REDRAWS
 ROLLOUT_GREEDY: _ROLLOUT_GREEDY
 ROLLOUT_SERVER_URL: _ROLLOUT_SERVER_URL
 ROLLOUT_SERVERS_TWICE: _ROLLOUT_SERVERS_TWICE
+ROLLOUT_START_NODES: _ROLLOUT_START_NODES
 ROLLOUT_SERVER_KEY: _ROLLOUT_SERVER_KEY
 ROLLOUT_SERVER_PUBLIC: _ROLLOUT_SERVER_PUBLIC
 ROLLOUT_SERVER_CUT: _ROLLOUT_SERVER_CUT

@@ -189,6 +189,7 @@ def sections(c: Context) -> Iterator[Diagnostic]:
 
 WHOLE_MODEL = ("transfer", "folder")  # ways that send all weights
 _SERVER, _SERVERS = "training.rollout.server", "training.rollout.servers"
+_START = "training.rollout.start"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -200,14 +201,28 @@ def _servers(c: Context) -> tuple[ServerOptions, ...]:
 def _key(c: Context) -> str:
     """Return the key that names the servers."""
     rollout = c.training.rollout
+    if rollout is not None and rollout.start is not None:
+        return _START
     return _SERVERS if rollout is not None and rollout.servers else _SERVER
 
 
 def address(c: Context) -> Iterator[Diagnostic]:
-    """rollout.server_url, rollout.server_key, rollout.servers_twice, rollout.server_public"""
+    """rollout.server_url, rollout.server_key, rollout.servers_twice, rollout.server_public,
+    rollout.start_nodes
+    """
     servers, rollout = _servers(c), c.training.rollout
-    if rollout is not None and rollout.servers and rollout.server is not None:
-        yield c.at(codes.ROLLOUT_SERVERS_TWICE(found="server and servers"), _SERVER, _SERVERS)
+    if rollout is None:
+        return
+    ways = {"server": rollout.server, "servers": rollout.servers or None, "start": rollout.start}
+    given = [name for name, value in ways.items() if value is not None]
+    if len(given) > 1:
+        several = " and ".join(given)
+        yield c.at(codes.ROLLOUT_SERVERS_TWICE(found=several), *(f"{_ROLLOUT}.{name}" for name in given))
+    if rollout.start is not None:
+        if c.config.launch.nnodes > 1:
+            nodes = f"nnodes: {c.config.launch.nnodes}"
+            yield c.at(codes.ROLLOUT_START_NODES(found=nodes), _START, "launch.nnodes")
+        return
     urls = [server.url.rstrip("/") for server in servers]
     if again := sorted({url for url in urls if urls.count(url) > 1}):
         yield c.at(codes.ROLLOUT_SERVERS_TWICE(found=f"{', '.join(again)} more than once"), _SERVERS)

@@ -31,7 +31,8 @@ from paceline.watch.figure import (
 )
 
 _MARGINS = ("margin", "rewards/margins")  # a reward model's, and DPO's in TRL's words
-_PHASES = {"sync": PURPLE, "generate": BLUE, "score": ORANGE, "ask": RED, "train": GREEN}
+#: In the order of a rollout.
+_PHASES = {"sync": PURPLE, "generate": BLUE, "score": ORANGE, "ask": RED, "wait": QUIET, "train": GREEN}
 
 
 @dataclass(frozen=True)

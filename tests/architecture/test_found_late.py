@@ -108,7 +108,7 @@ LATE = {
         """
         runtime.rank_died runtime.no_line runtime.collective_stuck runtime.rank_late
         rollout.sampling_gap rollout.server_back rollout.server_left_out rollout.servers_gone
-        rollout.server_version rollout.weights_way rollout.weights_wrong
+        rollout.server_version rollout.weights_again rollout.weights_way rollout.weights_wrong
         runtime.device_shared runtime.first_reduce runtime.link_slow runtime.ranks_differ
         runtime.ranks_unequal
         runtime.group runtime.rank_back runtime.rank_quiet runtime.rank_silent runtime.rank_slow

@@ -43,7 +43,7 @@ def suggestion(name: str, where: str, valid_names: Sequence[str]) -> Suggestion 
     meant = synonyms(where).get(plain) if where else None
     if meant is None:
         homes = [home for home in _homes(plain) if home != where]
-        if homes:
+        if homes and plain not in synonyms():
             return Suggestion(
                 f"'{plain}' belongs under {' or '.join(f'{home}:' for home in homes)}",
                 f"{homes[0]}.{plain}" if len(homes) == 1 else None,

@@ -18,6 +18,7 @@ from paceline.config.sections.types import (
     OptText,
     Section,
     Text,
+    Texts,
     Word,
 )
 from paceline.core.json_types import Json
@@ -91,6 +92,37 @@ class ServerOptions(Section):
         ),
     )
     concurrency: Int = Field(default=64, ge=1, description="Concurrent requests per process.")
+
+
+SERVED = "policy"  # the model's name at servers that the run starts
+
+
+class StartOptions(Section):
+    """Generation servers (vLLM's) that the run starts on its own machine and ends with itself."""
+
+    count: Int = Field(default=1, ge=1, description="With training.rollout.start, how many servers.")
+    tensor_parallel_size: Int = Field(default=1, ge=1, description="Cards of each server.")
+    gpu_memory_utilization: Float = Field(
+        default=0.9, gt=0, le=1, description="Share of each of its cards' memory that a server takes."
+    )
+    sleep: Bool = Field(
+        default=False,
+        description=(
+            "Put the servers on the cards of training: they sleep while the model is trained. Otherwise they "
+            "take the cards after them."
+        ),
+    )
+    port: Int = Field(
+        default=8200, ge=1, le=65000, description="Port of the first one on loopback; the others' follow."
+    )
+    interpreter: OptText = Field(
+        default=None,
+        description="Interpreter of the environment with vLLM; the run's own when empty.",
+    )
+    timeout: Float = Field(default=600.0, gt=0, description="Time limit in seconds until all of them answer.")
+    arguments: Texts = Field(
+        default=(), description="Further arguments of vLLM's server, e.g. `[--block-size, 32]`."
+    )
 
 
 def to_servers(value: Json) -> Json:
@@ -203,6 +235,13 @@ class RolloutOptions(Section):
             "memory) or folder (its files); auto: the first of these that every server takes."
         ),
     )
+    start: StartOptions | None = Field(
+        default=None,
+        description=(
+            "Start such servers with the run, on loopback, and end them with it: `{count: 2, "
+            "tensor_parallel_size: 2}`. Their logs are logs/server-*.log."
+        ),
+    )
     verify_weights: Bool = Field(
         default=True,
         description=(
@@ -241,6 +280,9 @@ class RolloutOptions(Section):
     @property
     def all_servers(self) -> tuple[ServerOptions, ...]:
         """The servers that write the answers; none: the training processes do."""
+        if self.start is not None:
+            ports = range(self.start.port, self.start.port + self.start.count)
+            return tuple(ServerOptions(url=f"http://127.0.0.1:{port}", model=SERVED) for port in ports)
         return self.servers or (() if self.server is None else (self.server,))
 
 

@@ -27,6 +27,7 @@ from paceline.launch.environment.job_managers import started_by
 from paceline.launch.network import check_address, resolve_port
 from paceline.launch.process_spec import Cluster
 from paceline.launch.run_secret import read_secret, unsigned
+from paceline.launch.supervision.generation_servers import check_start
 from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def of_machine(
     if wrong := not_writable(cache):
         findings.append(codes.DATA_CACHE_WRITE("data.cache_dir", f"{cache}: {wrong}"[:600]))
     findings += check_packages(config, loaded.provenance, os.environ, hardware.device)
+    findings += check_start(config, met=met)
     findings += hub_findings(config, known, os.environ)
     return [replace(d, severity=Severity.WARNING) if d.code in OF_ANOTHER_RUN else d for d in findings]
 

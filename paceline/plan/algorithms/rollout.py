@@ -221,6 +221,58 @@ def gathered_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     ]
 
 
+def server_cards(plan: Plan) -> list[list[int]]:
+    """Return the cards of each server that the run starts, as numbers among the visible ones; none on
+    CPUs.
+    """
+    start = (plan.config.training.rollout or RolloutOptions()).start
+    if start is None or not is_accelerator(plan.device):
+        return [[] for _ in range(start.count if start else 0)]
+    size, first = start.tensor_parallel_size, 0 if start.sleep else plan.ranks_per_node
+    return [list(range(first + i * size, first + (i + 1) * size)) for i in range(start.count)]
+
+
+def start_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
+    """Return errors where the servers that the run starts lack cards, or memory beside the model."""
+    start = (plan.config.training.rollout or RolloutOptions()).start
+    if start is None or not is_accelerator(plan.device):
+        return []
+    cards = plan.ranks_per_node if start.sleep else hardware.num_devices
+    last = max(max(own) for own in server_cards(plan))
+    if last >= cards:
+        needed = start.count * start.tensor_parallel_size
+        remedy = f"set launch.nproc: {hardware.num_devices - needed}"
+        if start.sleep or needed >= hardware.num_devices:
+            remedy = "lower count or tensor_parallel_size"
+        cards_needed = (
+            f"{needed} for servers and {plan.ranks_per_node} for training, of {hardware.num_devices}"
+        )
+        return [codes.ROLLOUT_START_CARDS(f"{_KEY}.start", cards_needed, remedy=remedy)]
+    states = plan.memory and plan.memory.largest
+    if not start.sleep or not states:
+        return []
+    held = bytes_by_device(plan, ModelStates(states.parameters, 0, states.optimizer)).card
+    taken = start.gpu_memory_utilization * hardware.memory_bytes
+    if held + taken <= hardware.memory_bytes:
+        return []
+    parts = (
+        f"states {human_bytes(held)}, a server {human_bytes(taken)}, of {human_bytes(hardware.memory_bytes)}"
+    )
+    return [codes.ROLLOUT_START_ROOM(f"{_KEY}.start.gpu_memory_utilization", parts)]
+
+
+def start_decision(plan: Plan) -> Decision | None:
+    """Return which cards the servers take that the run starts."""
+    start = (plan.config.training.rollout or RolloutOptions()).start
+    if start is None:
+        return None
+    own = [", ".join(map(str, cards)) for cards in server_cards(plan)]
+    where = f"on cards {' | '.join(own)}" if any(own) else "on CPUs"
+    shared = "; they sleep while the model is trained (memory unproven)" if start.sleep and any(own) else ""
+    share = f"{start.gpu_memory_utilization:g} of a card's memory each{shared}" if any(own) else ""
+    return Decision("generation servers", f"{start.count} of vLLM {where}", share)
+
+
 def _room_to_generate(plan: Plan, hardware: Hardware, rows: int) -> tuple[float | None, float, str]:
     """Return (bytes needed on a rank to generate with the whole model, bytes available, text).
 

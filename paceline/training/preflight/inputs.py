@@ -34,6 +34,7 @@ from paceline.data.preflight.check_sets import (
 )
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
+from paceline.data.tokenizer.load import tokenizer_here
 from paceline.evaluation.scores.metrics import check_metrics
 from paceline.plan.algorithms.spec import algorithm_spec, models_named
 from paceline.plan.model.files.folder_check import (
@@ -52,7 +53,7 @@ from paceline.training.preflight.class_counts import (
     empty_classes,
     with_head,
 )
-from paceline.training.preflight.generation_servers import check_judge, check_servers
+from paceline.training.preflight.generation_servers import Needs, check_judge, check_servers
 from paceline.training.preflight.named_models import check_reward_folder
 from paceline.training.preflight.weight_ways import SentPolicy
 
@@ -238,7 +239,7 @@ def _without_prompts(config: Config, key: str) -> Iterator[str]:
 
 
 def _rollout(config: Config, environ: Mapping[str, str], plan: Plan | None) -> Iterator[Diagnostic]:
-    """Check built-in rewards and their options, the reward model's output, and the server's key."""
+    """Check built-in rewards and their options, the reward model's output, and the servers."""
     t = config.training
     if t.rollout is None or not algorithm_spec(t.algorithm).on_policy:
         return
@@ -253,8 +254,11 @@ def _rollout(config: Config, environ: Mapping[str, str], plan: Plan | None) -> I
     judge = algorithm_spec(t.algorithm).model_named(config.training, "reward")
     if judge is not None and (Path(judge) / "config.json").is_file():
         yield from check_reward_folder(Path(judge))
+    shape = None if plan is None else plan.shape
+    vocab = None if shape is None or shape.resized else shape.vocab
+    needs = Needs(config.data.max_length, vocab, tokenizer_here(config.model))
     policy = SentPolicy(plan.adapter, plan.device) if plan is not None else None
-    yield from check_servers(t.rollout, config.data.max_length, environ, policy)
+    yield from check_servers(t.rollout, needs, environ, policy)
     for url in {str(r.options.get("url")) for r in t.rollout.rewards if r.name == JUDGE}:
         yield from check_judge(url)
 

@@ -224,6 +224,7 @@ class RolloutSetup:
             self.options.weights,
             SentPolicy(self.plan.adapter, self.plan.device),
             Sharing.of(self.runner.strategy, handle),
+            self.options.start is not None and self.options.start.sleep,
         )
 
     def reward_model(self, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> RewardModel | None:

@@ -173,7 +173,8 @@ class RolloutWindows:
             batches, stats = self.algorithm.finalize_rollout(batches, answers)
         # Report: every rank has the metrics, rank 0 the samples
         seconds = time.perf_counter() - begun
-        clock = {f"time/{phase}": value for phase, value in generator.clock.items()}
+        wait = max(0.0, seconds - sum(generator.clock.values()))  # mostly for the slowest rank
+        clock = {f"time/{phase}": value for phase, value in {**generator.clock, "wait": wait}.items()}
         compares = self.algorithm.uses_group_baseline
         metrics = drawn.metrics(self.generator.scorer.labels, self.layout.group, compares=compares)
         if self.max_redraws:

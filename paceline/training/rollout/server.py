@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,6 +49,7 @@ class RolloutServers:
     verifies   compare the servers with the model after each change of weights (``WeightProbe``)
     wanted     the way of the weights, or ``auto``; ``policy`` decides it, ``sharing`` is how ranks hold the
                model
+    sleeps     they share the cards of training, and sleep meanwhile
     notes      on rank 0, changes of the servers' state since it was emptied
     """
 
@@ -63,6 +64,7 @@ class RolloutServers:
     wanted: str = "auto"
     policy: SentPolicy = SentPolicy(None, "cpu")
     sharing: Sharing = field(default_factory=Sharing)
+    sleeps: bool = False
     notes: list[Diagnostic] = field(default_factory=list)
     searched: dict[int, str] = field(default_factory=dict, init=False)  # where a server's weights are wrong
     noted: dict[int, str] = field(default_factory=dict, init=False)  # codes of servers that are left out
@@ -83,6 +85,8 @@ class RolloutServers:
         for place, error in together(lambda place: engines[place].find_model(), range(len(engines))).items():
             self.pool.leave_out(place, error)
         if not self.pool.live():
+            for engine in engines:
+                engine.server.close()
             raise self.pool.gone()
         self.way = self._way()
         self.run = uuid4().hex[:8] if self.world.rank == 0 else ""
@@ -124,6 +128,8 @@ class RolloutServers:
         Raises RolloutInterrupted on every rank if no server is left.
         """
         before = self._agreed()
+        if self.sleeps:
+            self._each("/wake_up", before)
         if self.verifies and not self.probe.limits:
             out = self._measure(root, before)
         else:
@@ -135,7 +141,7 @@ class RolloutServers:
             self._note(out)
         if not self.pool.live():
             raise RolloutInterrupted(*self.pool.gone().diagnostics)
-        return AgreedEngine(self.pool, self.world, self.sharing)
+        return AgreedEngine(self.pool, self.world, self.sharing, self.rest if self.sleeps else None)
 
     def restart_count(self) -> None:
         """Count the bytes that are sent from 0 again."""
@@ -146,6 +152,21 @@ class RolloutServers:
         taken = list(self.notes)
         self.notes.clear()
         return taken
+
+    def rest(self) -> None:
+        """Put the servers to sleep once every rank has its answers: training takes their memory."""
+        if self.world.rank == 0:
+            self._each("/sleep?level=1", {place: findings[0] for place, findings in self.pool.out.items()})
+
+    def _each(self, path: str, out: Out) -> None:
+        """Rank 0 posts to every server that is not out; one that fails is left out at the next request."""
+        if self.world.rank == 0:
+
+            def post(place: int) -> None:
+                self.pool.engines[place].server.request("POST", path, {}, self.options[place].sync_timeout)
+
+            for place, error in together(post, [p for p in range(len(self.options)) if p not in out]).items():
+                self.pool.leave_out(place, error)
 
     def _engine(self, option: ServerOptions, variables: Mapping[str, str]) -> ServerEngine:
         key = variables[option.api_key_env] if option.api_key_env else None
@@ -261,21 +282,26 @@ class RolloutServers:
         for place in gaps[2].keys() & gaps[1].keys() & gaps[0].keys() - out.keys():
             moved = self.probe.moved(answers[0][place], answers[2][place])
             if why := self.probe.measured(place, [max(each[place]) for each in gaps], moved):
-                out[place] = self._wrong(
-                    place, why + self._where(root, place, answers[2][place], gaps[2][place])
-                )
+                worst = max(range(len(gaps)), key=lambda i: max(gaps[i][place]))
+                where = self._where(root, place, answers[2][place], gaps[worst][place])
+                out[place] = self._wrong(place, why + where)
         return out
 
     def _verify(self, root: RootModule, out: Out) -> Out:
         """Compare after a change; send the weights once more to a server that differs. Return the servers
-        that are out."""
+        that are out.
+        """
+        before: dict[int, Gap] = {}
         for again in (True, False):
             out, answers, gaps = self._compare(root, out)
             wrong = {place: gap for place, gap in gaps.items() if max(gap) > self.probe.limit(place)}
+            for place in before.keys() & gaps.keys() - wrong.keys() if self.world.rank == 0 else ():
+                url, apart = self.pool.engines[place].server.url, f"{max(before[place]):.3g} nats a token"
+                self.notes.append(codes.ROLLOUT_WEIGHTS_AGAIN(SERVERS, f"{url}: {apart}"))
             if not wrong:
                 break
             if again:
-                out = self._send(root, out, wrong)
+                out, before = self._send(root, out, wrong), wrong
             for place, gap in {} if again else wrong.items():
                 where = self._where(root, place, answers[place], gap)
                 out[place] = self._wrong(
@@ -288,7 +314,7 @@ class RolloutServers:
     def _where(self, root: RootModule, place: int, answered: ServerScores, gap: Gap) -> str:
         """Return where the weights of a server are wrong, in words. Once a server; collective.
 
-        Weights with other norms and muted layers are sent: at most 2 + log2(layers) times, then the right
+        Weights with other norms and muted layers are sent, 3 + log2(layers) times at most, then the right
         ones again.
         """
         limit = self.probe.limit(place)
@@ -304,8 +330,8 @@ class RolloutServers:
         layers = LoudLayers(root)
         seen: list[ServerScores] = []
 
-        def wrong(count: int) -> bool | None:
-            with layers.loud(count):
+        def wrong(places: Collection[int]) -> bool | None:
+            with layers.loud(places):
                 _, answers, gaps = self._compare(root, self._send(root, {}, [place]), [place])
             seen.extend(answers.values())
             return max(gaps[place]) > limit if place in gaps else None
@@ -313,11 +339,11 @@ class RolloutServers:
         with self._changed(root):
             if not layers.hears(partial(self._silent, root)):
                 return ""
-            found = first_wrong(wrong, layers.names)
+            where = first_wrong(wrong, layers.names)
         self._send(root, {}, [place])
-        if found == OUTSIDE and self.probe.moved(answered, seen[0]) <= self.probe.bounds.floor:
+        if where == OUTSIDE and self.probe.moved(answered, seen[0]) <= self.probe.bounds.floor:
             return "; it takes over nothing of what is sent"
-        return f"; the first difference is {found}" if found else ""
+        return f"; the first difference is {where}" if where else ""
 
     def _silent(self, root: RootModule) -> Tensor:
         """Return the model's log-probabilities of the texts alone. Collective."""
@@ -349,6 +375,7 @@ class AgreedEngine:
     pool: ServerPool
     world: World
     sharing: Sharing
+    after: Callable[[], None] | None = None
 
     def generate(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
         """Return one completion per request, in order. Collective."""
@@ -359,6 +386,8 @@ class AgreedEngine:
         except PacelineError as error:
             failures = list(error.diagnostics)
         everyone = self.world.all_gather_json([finding.to_json() for finding in failures])
+        if self.after is not None:
+            self.after()
         for findings in filter(None, everyone):
             raise RolloutInterrupted(*map(Diagnostic.from_json, findings))
         counts = torch.tensor([len(c.tokens) for c in done] or [0] * len(requests))

@@ -25,6 +25,7 @@ from paceline.runtime.process_group.world import World
 from paceline.training import codes
 
 TEXTS, TOKENS = 4, 16
+OWN_TEXTS = 2  # of the own engine's answers: 1% of the time in which 32 of 128 tokens are written
 PREFIX = 160  # more than a cache block: 16 tokens on GPUs, up to 128 on CPUs
 GREEDY = 4
 MARGIN = 3.0  # times the gap at the start
@@ -160,7 +161,7 @@ class ProvedEngine:
         """
         done = self.engine.generate(requests, sampling)
         answered = [(r, c) for r, c in zip(requests, done, strict=True) if c.tokens]
-        group = [(r, c) for r, c in answered if r.prompt == answered[0][0].prompt][:TEXTS]
+        group = [(r, c) for r, c in answered if r.prompt == answered[0][0].prompt][:OWN_TEXTS]
         length = min((len(c.tokens) for _, c in group), default=0)
         texts = [(*r.prompt, *c.tokens[: min(length, TOKENS)]) for r, c in group]
         begin = len(group[0][0].prompt) if group else 1
@@ -171,11 +172,11 @@ class ProvedEngine:
         gap = float((torch.stack(given) - own).abs().mean()) if given else 0.0
         largest = max(self.world.all_gather_json(gap))
         if not largest <= self.most * max(1.0, 1.0 / hot):
-            found = f"by caches {largest:.3g} nats a token from the model's own forward"
+            reason = f"by caches {largest:.3g} nats a token from the model's own forward"
             remedy = (
                 "report it, with the model's config.json; verify_weights: false goes on without this check"
             )
-            raise RolloutInterrupted(codes.ROLLOUT_SAMPLING_GAP("training.rollout", found, remedy=remedy))
+            raise RolloutInterrupted(codes.ROLLOUT_SAMPLING_GAP("training.rollout", reason, remedy=remedy))
         return done
 
 

@@ -8,7 +8,7 @@ matter, whatever weights the server has for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -51,11 +51,11 @@ class LoudLayers:
         return all(self.writers) and all(p.is_floating_point() and p.dtype != torch.float16 for p in every)
 
     @contextmanager
-    def loud(self, count: int) -> Iterator[None]:
-        """Inside, the first ``count`` layers are scaled up, so that the others do not matter; afterwards all
+    def loud(self, places: Collection[int]) -> Iterator[None]:
+        """Inside, the layers at ``places`` are scaled up, so that the others do not matter; afterwards all
         weights are restored bit for bit.
         """
-        up = [*self.embeddings, *(p for writers in self.writers[:count] for p in writers)]
+        up = [*self.embeddings, *(p for place in places for p in self.writers[place])]
         self._scale(up, LOUD)
         self._scale(self.norms, 1 / LOUD)
         try:
@@ -76,9 +76,9 @@ class LoudLayers:
         if not self.exact:
             return False
         plain = score()
-        with self.loud(len(self.names)):
+        with self.loud(range(len(self.names))):
             same = float((score() - plain).abs().mean())
-        with self.loud(0):
+        with self.loud(()):
             other = float((score() - plain).abs().mean())
         return same < SAME < other
 
@@ -89,17 +89,21 @@ def writes(name: str) -> bool:
     return {"lora_A", "oft_R"}.isdisjoint(parts) and not WRITERS.isdisjoint(parts)
 
 
-def first_wrong(wrong: Callable[[int], bool | None], names: list[str]) -> str:
+def first_wrong(wrong: Callable[[Collection[int]], bool | None], names: Sequence[str]) -> str:
     """Describe where the first wrong layer is; empty if it is not found.
 
-    ``wrong``: whether a server differs with so many layers scaled up; None if it failed.
+    ``wrong``: whether a server differs with the layers at these places scaled up; None if it failed. It is
+    called 3 + log2(layers) times at most.
     """
-    low, high = 0, len(names)
-    if (outside := wrong(0)) or outside is None or not wrong(high):
+    every = range(len(names))
+    if (outside := wrong(())) or outside is None or not wrong(every):
         return OUTSIDE if outside else ""
+    low, high = 0, len(names)
     while high - low > 1:
         middle = (low + high) // 2
-        if (found := wrong(middle)) is None:
+        if (differs := wrong(range(middle))) is None:
             return ""
-        low, high = (low, middle) if found else (middle, high)
-    return f"in {names[high - 1]}"
+        low, high = (low, middle) if differs else (middle, high)
+    # of layers that are in each other's place, one alone is at home anywhere
+    more = wrong([place for place in every if place != low])
+    return f"in {names[low]}" + (", and further layers differ" if more else "")

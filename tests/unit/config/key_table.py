@@ -58,6 +58,7 @@ SERVER = {
 }
 SERVERS = "tests/unit/generation/test_rollout_servers.py"
 WAYS = "tests/unit/generation/test_weight_ways.py"
+STARTED = "tests/unit/launch/test_generation_servers.py"
 EVALUATED = {"training.eval_strategy": "steps", "data.eval": [{"path": "e.jsonl"}]}
 LORA = {"lora.r": 4}
 QLORA = {**LORA, "lora.quantization_bit": 4}
@@ -267,6 +268,24 @@ TABLE: dict[str, Key | Read] = {
     **{
         f"training.rollout.servers[].{name}": Read("training/rollout/server.py", "_engine", SERVERS)
         for name in ("url", "model", "timeout", "api_key_env", "concurrency")
+    },
+    **{
+        f"training.rollout.start.{name}": Read("launch/supervision/generation_servers.py", function, STARTED)
+        for function, names in {
+            "server_specs": (
+                "gpu_memory_utilization",
+                "port",
+                "interpreter",
+                "arguments",
+                "tensor_parallel_size",
+            ),
+            "serving": ("timeout",),
+        }.items()
+        for name in names
+    },
+    **{
+        f"training.rollout.start.{name}": Read("plan/algorithms/rollout.py", "server_cards", STARTED)
+        for name in ("count", "sleep")
     },
     # --- where
     "training.distributed": Key(p.launch, False),

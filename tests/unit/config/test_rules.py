@@ -1010,6 +1010,11 @@ CASES = [
         _t(algorithm="grpo", rollout={"servers": ["http://h:1", "http://g:1"]}),
     ),
     case(
+        "rollout.start_nodes",
+        {**_t(algorithm="grpo", rollout={"start": {"count": 2}}), "launch.nnodes": 2},
+        _t(algorithm="grpo", rollout={"start": {"count": 2}}),
+    ),
+    case(
         "rollout.server_cut",
         {
             **_t(algorithm="grpo", rollout={"server": {"url": "http://h:1"}, "weights": "folder"}),

@@ -40,6 +40,8 @@ FOREIGN_OPTIONS = frozenset(
         "--strict",
         "--api-key",  # of vLLM
         "--logprobs-mode",
+        "--block-size",
+        "--quantization",
         "--max-model-len",
         "--enable-lora",
         "--max-lora-rank",
@@ -91,6 +93,8 @@ FOREIGN_OPTIONS = frozenset(
         "--find-links",
         "--port",
         "--logprobs-mode",
+        "--block-size",
+        "--quantization",
         # LLaMA-Factory's, which main.py takes
         "--stage",
         "--do_train",

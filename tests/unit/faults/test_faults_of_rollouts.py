@@ -114,6 +114,12 @@ class _Models(BaseHTTPRequestHandler):
             ).encode()
         )
 
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200 if self.path == "/v1/completions" else 404)
+        self.end_headers()
+        self.wfile.write(b'{"choices": [{"token_ids": [7]}]}')
+
     def log_message(self, *_: Any) -> None:
         pass
 

@@ -422,6 +422,7 @@ def test_a_rollout_is_told_once_and_every_rank_has_something_to_do() -> None:
         "reward_std",
         "reward/exact_match",
         "time/generate",
+        "time/wait",
         "time/score",
         "completion_length",
     } <= set(metrics)

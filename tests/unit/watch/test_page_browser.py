@@ -24,6 +24,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="the browser test
 axe = pytest.importorskip("axe_playwright_python", reason="the browser tests need axe-playwright-python")
 CHROMIUM = shutil.which("chromium") or ""
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium")
+PHASES = {"time/sync": 0.5, "time/generate": 2.0, "time/wait": 0.25, "time/train": 1.0, "time/rollout": 2.75}
 SLOW = pytest.mark.slow
 TABS = ("overview", "curves", "samples", "findings", "plan", "config", "checkpoints", "logs")
 
@@ -50,7 +51,12 @@ def is_elsewhere(address: str) -> bool:
 @pytest.fixture
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    lines = [begin(), *(step(n, reward=n / 10) for n in range(1, 9)), samples(8, HOSTILE), notice(HOSTILE)]
+    lines = [
+        begin(),
+        *(step(n, reward=n / 10, **PHASES) for n in range(1, 9)),
+        samples(8, HOSTILE),
+        notice(HOSTILE),
+    ]
     run = write_run(tmp_path / "runs" / "a", lines)
     run.logs.mkdir()
     run.training_log.write_text(f"line {HOSTILE}\n")
@@ -108,6 +114,7 @@ def test_every_part_in_a_browser(address: str, width: int, theme: str) -> None:
         # Keys: a chart reads its values aloud
         page.evaluate("(to) => { location.hash = to; }", f"#/{run}/curves")
         look(page, "curves")  # the part before has charts, too
+        assert page.locator(".chart rect title").count() == 8 * 4  # a rollout's phases, a row a step
         page.focus(".chart svg")
         page.keyboard.press("ArrowLeft")
         assert page.inner_text("#live") == "Step 7: 3"

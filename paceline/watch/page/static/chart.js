@@ -224,3 +224,42 @@ class Chart {
     event.preventDefault();
   }
 }
+
+// The last rollouts as bars, a row each: how long every phase took, in the order of a rollout.
+class TimeLine extends Chart {
+  draw() {
+    const width = Math.max(200, this.body.clientWidth);
+    const shown = this.curves.filter((c) => c.points?.x.length);
+    this.drawLegend(shown);
+    const steps = [...new Set(shown.flatMap((c) => c.points.x))].sort((a, b) => a - b).slice(-TimeLine.ROWS);
+    if (!steps.length) return this.body.replaceChildren(el("p.none", {}, t("no_points")));
+    const seconds = (curve, step) => curve.points.mean[curve.points.x.indexOf(step)] || 0;
+    const longest = Math.max(...steps.map((step) => shown.reduce((sum, curve) => sum + seconds(curve, step), 0))) || 1;
+    const scale = (width - PAD.left - PAD.right) / longest;
+    const height = PAD.top + steps.length * TimeLine.ROW + PAD.bottom;
+    const canvas = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${this.title}: ${shown.map((c) => `${c.label} ${this.format(c.points.mean.at(-1))}`).join(", ")}` });
+    const text = (content, x, y, anchor) => { const label = svg("text", { x, y, "text-anchor": anchor }); label.textContent = content; canvas.append(label); };
+    for (const value of ticks(0, longest, 5)) {
+      const x = PAD.left + value * scale;
+      canvas.append(svg("line", { class: "gridline", x1: x, x2: x, y1: PAD.top, y2: height - PAD.bottom }));
+      text(this.format(value), x, height - 6, x > width - 40 ? "end" : "middle");
+    }
+    steps.forEach((step, row) => {
+      let x = PAD.left;
+      const y = PAD.top + row * TimeLine.ROW;
+      text(this.xText(step), PAD.left - 7, y + TimeLine.ROW - 5, "end");
+      for (const curve of shown) {
+        const wide = seconds(curve, step) * scale;
+        const bar = svg("rect", { class: `f${curve.colour}`, x, y: y + 2, width: wide, height: TimeLine.ROW - 4 });
+        const tip = svg("title", {});
+        tip.textContent = `${curve.label} ${this.format(seconds(curve, step))}`;
+        bar.append(tip);
+        canvas.append(bar);
+        x += wide;
+      }
+    });
+    this.body.replaceChildren(canvas);
+  }
+}
+TimeLine.ROWS = 10;
+TimeLine.ROW = 17; // pixels

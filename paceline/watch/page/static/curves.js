@@ -1,6 +1,6 @@
 "use strict";
 // Which charts a run has, and a board of them that loads, zooms and compares.
-const PHASES = ["sync", "generate", "score", "ask", "train"];
+const PHASES = ["sync", "generate", "score", "ask", "wait", "train"]; // in the order of a rollout
 
 // [{title, group, names, dotted}] of the curves that a run reports
 function chartsOf(names) {
@@ -20,7 +20,9 @@ function chartsOf(names) {
   add("g_rollout", titleOf("steps/reward"), ["steps/reward", "evals/eval_reward"], { main: true });
   add("g_rollout", CURVE_NAMES[settings.language].rewards_by, like(/^steps\/reward\//));
   for (const name of ["kl", "entropy", "completion_length", "truncated"]) one("g_rollout", `steps/${name}`);
-  add("g_rollout", CURVE_NAMES[settings.language].phases, PHASES.map((phase) => `steps/time/${phase}`), { fromZero: true });
+  const phases = PHASES.map((phase) => `steps/time/${phase}`).filter((name) => there.has(name));
+  if (phases.length > 1) charts.push({ group: "g_rollout", title: CURVE_NAMES[settings.language].timeline, names: phases, kind: TimeLine, exact: true });
+  add("g_rollout", CURVE_NAMES[settings.language].phases, phases, { fromZero: true });
   add("g_preference", titleOf("steps/accuracy"), ["steps/accuracy", "evals/eval_accuracy"], { main: true });
   like(/^steps\/(rewards\/|logps\/|margin)/).forEach((name) => add("g_preference", titleOf(name), [name, name.replace("steps/", "evals/eval_")]));
   like(/^evals\//).filter((name) => !/_(runtime|per_second)$/.test(name)).forEach((name) => one("g_evaluation", name, { main: /exact|accurac/.test(name) }));
@@ -71,7 +73,7 @@ class Board {
     const groups = Map.groupBy ? Map.groupBy(wanted, (c) => c.group) : wanted.reduce((m, c) => m.set(c.group, [...(m.get(c.group) || []), c]), new Map());
     const sections = [...groups].map(([group, charts]) => {
       const cards = charts.map((spec) => {
-        const chart = new Chart({ title: spec.title, format: valueOf(spec.names[0]), fromZero: spec.fromZero, heading: this.plain ? "h2" : "h3", onzoom: (range) => this.zoom(range) });
+        const chart = new (spec.kind || Chart)({ title: spec.title, format: valueOf(spec.names[0]), fromZero: spec.fromZero, heading: this.plain ? "h2" : "h3", onzoom: (range) => this.zoom(range) });
         this.charts.set(spec.title + spec.names[0], { chart, spec });
         return chart.node;
       });
