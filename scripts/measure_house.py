@@ -92,6 +92,8 @@ EDGES: Mapping[str, str] = {
         "headers and indices of safetensors files",
     ),
     "plan/features/peft_settings.py": "peft's adapter_config.json",
+    "plan/model/files/pooling.py": "configs of a sentence-transformers folder",
+    "training/preflight/generation_servers.py": "answers of generation servers",
     "plan/hardware/device_catalogue.py": "a user's hardware file",
     "plan/hardware/device_files.py": "properties of nodes that Linux writes, and a wheel's version file",
     "plan/hardware/vendor_smi.py": "columns of nvidia-smi and rocm-smi",

@@ -156,7 +156,7 @@ LATE = {
     ),
     "all rows, rendered and tokenised: a look reads the first ones": (
         """
-        data.cannot_split data.classes data.document_too_long data.eval_overlap data.max_positions
+        data.cannot_split data.document_too_long data.eval_overlap data.max_positions
         data.no_labels data.no_usable_rows data.one_label data.row_too_large embedding.no_score
         data.token_range rewards.code_tests training.eval_generate
         training.no_prompts

@@ -73,9 +73,9 @@ class EmbeddingSpec(AlgorithmSpec):
             )
         if options.in_batch_negatives and texts:
             for part, name in enumerate(("queries", "documents")):
-                said = Counter(text for text, of in zip(texts, columns["part"], strict=True) if of == part)
-                if again := sum(count for count in said.values() if count > 1):
-                    found = f"{again:,} of {said.total():,} {name}"
+                counts = Counter(text for text, of in zip(texts, columns["part"], strict=True) if of == part)
+                if again := sum(count for count in counts.values() if count > 1):
+                    found = f"{again:,} of {counts.total():,} {name}"
                     yield codes.RETRIEVAL_REPEATED(where, found, name=name)
 
     def check_plan(self, plan: Plan) -> Iterator[Diagnostic]:

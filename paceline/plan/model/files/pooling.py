@@ -28,8 +28,8 @@ def check_pooling(config: Config) -> Iterator[Diagnostic]:
     if "Pooling" not in kinds:
         return
     options = config.training.embedding or EmbeddingOptions()
-    said = as_object(_read(folder / kinds["Pooling"] / "config.json") or {})
-    modes = [_POOLINGS.get(name, name) for name in _modes(said)]
+    pooling = as_object(_read(folder / kinds["Pooling"] / "config.json") or {})
+    modes = [_POOLINGS.get(name, name) for name in _modes(pooling)]
     made = {"pooling": "+".join(modes), "normalize": "Normalize" in kinds}
     for name, theirs in made.items():
         ours = getattr(options, name)
@@ -49,11 +49,11 @@ def check_pooling(config: Config) -> Iterator[Diagnostic]:
     for name, text in as_object(about.get("prompts") or {}).items():
         ours = {"query": config.data.query_prompt, "document": config.data.document_prompt}.get(name)
         if text and ours == "":
-            said_there = json.dumps(text, ensure_ascii=False)
+            quoted = json.dumps(text, ensure_ascii=False)
             yield codes.EMBEDDING_FOLDER(
                 f"data.{name}_prompt",
-                f"{said_there} there, none here",
-                hint=f"{name}_prompt: {said_there}",
+                f"{quoted} there, none here",
+                hint=f"{name}_prompt: {quoted}",
                 severity=Severity.WARNING,
             )
 
