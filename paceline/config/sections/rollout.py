@@ -24,10 +24,11 @@ from paceline.config.sections.types import (
 from paceline.core.json_types import Json
 
 OPTIONS_OF_REWARDS = (
-    "exact_match: `ignore_case`; numeric: `anywhere`; math_verify: `after`; regex: `pattern`, `whole`;"
-    " format: `names`; length: `target`, `unit`; overlong: `max_length`, `buffer`; code: `tests`,"
-    " `entry_point`, `seconds`, `memory_mb`; judge: `url`, `model`, `prompt`, `api_key_env`, `concurrency`,"
-    " `timeout`, `max_tokens`, `budget`; model: `model`; your own function: its keyword arguments"
+    "exact_match: `ignore_case`; numeric: `anywhere`; math_verify: `after`, `tag`; regex: `pattern`,"
+    " `whole`; format: `names`; length: `target`, `unit`; overlong: `max_length`, `buffer`; code: `tests`,"
+    " `entry_point`, `seconds`, `memory_mb`, `partial`; judge: `url`, `model`, `prompt`, `api_key_env`,"
+    " `concurrency`, `timeout`, `max_tokens`, `budget`; model: `model`; your own function: its keyword"
+    " arguments"
     " (docs/how-to/rollouts.md)."
 )
 

@@ -84,11 +84,14 @@ class RolloutServers:
         self.probe = WeightProbe(self.vocab_size, self.positions, GapBounds.of(self.dtype))
         for place, error in together(lambda place: engines[place].find_model(), range(len(engines))).items():
             self.pool.leave_out(place, error)
-        if not self.pool.live():
+        try:
+            if not self.pool.live():
+                raise self.pool.gone()
+            self.way = self._way()
+        except PacelineError:
             for engine in engines:
                 engine.server.close()
-            raise self.pool.gone()
-        self.way = self._way()
+            raise
         self.run = uuid4().hex[:8] if self.world.rank == 0 else ""
         self.sender = self._sender()
 

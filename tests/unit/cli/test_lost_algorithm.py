@@ -21,7 +21,11 @@ FACTORY = "model_name_or_path: m\nfinetuning_type: full\ndataset: d\ntemplate: q
         (f"{AXOLOTL}rl: dpo\n", "", ""),
         (f"{FACTORY}stage: other\n", "stage", "other"),
         ("swift rlhf --rlhf_type gkdx --model m --dataset d.jsonl", "rlhf_type", "gkdx"),
-        ("swift sft --task_type embedding --model m --dataset d.jsonl", "task_type", "embedding"),
+        (
+            "swift sft --task_type generative_reranker --model m --dataset d.jsonl",
+            "task_type",
+            "generative_reranker",
+        ),
         ("swift sft --model m --dataset d.jsonl", "", ""),
     ],
 )

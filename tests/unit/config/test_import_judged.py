@@ -133,7 +133,7 @@ def differences(peer: Peer, found: Imported, resolved: Mapping[str, Any], config
 
 
 #: warnings of a file's own numbers, which no other form of ours would spare
-_OF_THE_FILE = ("train.warmup",)
+_OF_THE_FILE = ("train.warmup", "prec.lost_updates")
 
 
 @PEER

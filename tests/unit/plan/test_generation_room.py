@@ -79,11 +79,11 @@ def test_a_cache_counts_too_and_so_does_the_users_wish() -> None:
 
 
 def test_nothing_is_said_where_weights_are_whole_or_a_server_writes() -> None:
-    for plan in (
-        plan_of("llama-3.2-1b", distributed_strategy="zero2"),
-        plan_of("llama-3-8b", "128xH100", rollout={"server": {"url": "http://127.0.0.1:8000"}}),
-    ):
-        assert "gather_for_generation" not in plan.engine.to_json()
+    whole = plan_of("llama-3.2-1b", distributed_strategy="zero2")
+    assert "gather_for_generation" not in whole.engine.to_json()
+    served = plan_of("llama-3-8b", "128xH100", rollout={"server": {"url": "http://127.0.0.1:8000"}})
+    assert served.engine.gather_for_generation is False  # the texts that prove its weights, layer by layer
+    for plan in (whole, served):
         assert not [d for d in plan.decisions if d.subject == "answers are written"]
 
 
