@@ -42,6 +42,15 @@ def plan_fastest(job: Job, make: Callable[[Job], Plan]) -> Plan:
     nothing can be predicted, fits, or can be planned.
     """
     spec = _search_spec(job)
+    plan = _fastest_plan(job, make, spec)
+    planned = search_spec_of(plan, spec.cluster)
+    if planned is None or planned.rollout is None:
+        return plan
+    # How long answers take is known once there is a plan, and depends on the layout, too.
+    return _fastest_plan(job, make, replace(spec, rollout=planned.rollout))
+
+
+def _fastest_plan(job: Job, make: Callable[[Job], Plan], spec: SearchSpec) -> Plan:
     found = [c for c in search(spec) if may_be(c, job.hardware)]
     refused: dict[str, str] = {}
     tries: Counter[str] = Counter()
@@ -99,13 +108,16 @@ def may_be(candidate: Candidate, hardware: Hardware) -> bool:
 
 
 def _explained(plan: Plan, taken: Candidate, found: list[Candidate], refused: dict[str, str]) -> Plan:
+    def speed(layout: Candidate) -> str:  # as the table of strategies counts it
+        return f"{layout.work.step_tokens / layout.step / plan.world_size:,.0f} tokens/s a device"
+
     how = (
         f"{short_mesh(taken)}, micro-batch {taken.work.micro_batch} ×"
         f" {taken.work.accumulation}{', recomputed' if taken.work.recompute == 'full' else ''}"
     )
     reason = (
         f"the fastest of {len(found)} predicted layouts: {how}:"
-        f" {taken.work.step_tokens / taken.step:,.0f} tokens/s,"
+        f" {speed(taken)},"
         f" {taken.bytes / GIB:.1f} GiB of a limit of {taken.limit / GIB:.1f}"
     )
     others = []
@@ -116,11 +128,7 @@ def _explained(plan: Plan, taken: Candidate, found: list[Candidate], refused: di
             Decision(
                 f"not {best.strategy}",
                 short_mesh(best),
-                (
-                    best.binding
-                    or refused.get(best.strategy)
-                    or f"not faster: {best.work.step_tokens / best.step:,.0f} tokens/s"
-                ),
+                (best.binding or refused.get(best.strategy) or f"not faster: {speed(best)}"),
             )
         )
     decisions = tuple(replace(d, reason=reason) if d.subject == KEY else d for d in plan.decisions)

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
+from paceline.plan.cost.from_plan import planned_candidate, search_spec_of
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.model_catalogue import known_models
 from paceline.plan.plan import Plan
@@ -57,6 +58,18 @@ def test_what_was_passed_over_has_its_binding_constraint() -> None:
     said = {d.subject: d.reason for d in plan_of(config_of(per_device_train_batch_size=2)).decisions}
     assert "GiB of 79" in said["not ddp"] and "most of it" in said["not ddp"]
     assert any("not faster" in reason for subject, reason in said.items() if subject.startswith("not "))
+
+
+def test_a_layout_is_chosen_by_the_seconds_of_answers_too_as_the_table_counts_them() -> None:
+    """A sharded model writes them slowly: without them every layout of a small one was as fast."""
+    rewards = [{"name": "length", "options": {"target": 9}}]
+    options = {"rollout": {"num_generations": 8, "max_completion_length": 256, "rewards": rewards}}
+    plan = plan_of(config_of(algorithm="grpo", per_device_train_batch_size=8, **options))
+    ask = search_spec_of(plan, cluster_of("8xH100"))
+    layout = planned_candidate(plan, ask) if ask else None
+    assert layout is not None and layout.speed.generation > 0
+    speed = layout.work.step_tokens / layout.step / plan.world_size
+    assert f"{speed:,.0f} tokens/s a device" in plan.strategy_reason
 
 
 def test_the_same_input_gives_the_same_plan() -> None:
