@@ -41,30 +41,30 @@ def plan_fastest(job: Job, make: Callable[[Job], Plan]) -> Plan:
     The rows per optimizer step stay as configured; its decisions list the alternatives. Raises ConfigError if
     nothing can be predicted, fits, or can be planned.
     """
+
+    def fastest(spec: SearchSpec) -> Plan:
+        found = [c for c in search(spec) if may_be(c, job.hardware)]
+        refused: dict[str, str] = {}
+        tries: Counter[str] = Counter()
+        for candidate in ranked(found):
+            tries[candidate.strategy] += 1
+            if tries[candidate.strategy] > TRIED:
+                continue
+            try:
+                plan = make(job.with_training(settings(candidate)))
+            except ConfigError as error:
+                refused.setdefault(candidate.strategy, error.diagnostics[0].what)
+                continue
+            return replace(_explained(plan, candidate, found, refused), config_digest=job.config.digest())
+        raise ConfigError(_nothing(spec, found, refused))
+
     spec = _search_spec(job)
-    plan = _fastest_plan(job, make, spec)
+    plan = fastest(spec)
     planned = search_spec_of(plan, spec.cluster)
     if planned is None or planned.rollout is None:
         return plan
     # How long answers take is known once there is a plan, and depends on the layout, too.
-    return _fastest_plan(job, make, replace(spec, rollout=planned.rollout))
-
-
-def _fastest_plan(job: Job, make: Callable[[Job], Plan], spec: SearchSpec) -> Plan:
-    found = [c for c in search(spec) if may_be(c, job.hardware)]
-    refused: dict[str, str] = {}
-    tries: Counter[str] = Counter()
-    for candidate in ranked(found):
-        tries[candidate.strategy] += 1
-        if tries[candidate.strategy] > TRIED:
-            continue
-        try:
-            plan = make(job.with_training(settings(candidate)))
-        except ConfigError as error:
-            refused.setdefault(candidate.strategy, error.diagnostics[0].what)
-            continue
-        return replace(_explained(plan, candidate, found, refused), config_digest=job.config.digest())
-    raise ConfigError(_nothing(spec, found, refused))
+    return fastest(replace(spec, rollout=planned.rollout))
 
 
 def _search_spec(job: Job) -> SearchSpec:
