@@ -17,6 +17,7 @@ def test_what_a_launcher_cannot_is_said_before_there_is_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_STORE_SECRET", "of both nodes, sixteen or more")
+    monkeypatch.setattr("paceline.launch.start_run._NOTICE_SECONDS", 0.1)  # the other node never comes
     file = tmp_path / "t.yaml"
     file.write_text(
         "model: {config: {model_type: llama, hidden_size: 64, num_hidden_layers: 2, num_attention_heads:"

@@ -110,14 +110,16 @@ def test_auto_takes_the_best_way_and_says_why_not_a_better_one(
 
 
 @contextmanager
-def served(tmp_path: Path, root: RoleModule, way: str, info: dict[str, Any]) -> Iterator[tuple[Served, Any]]:
-    """A server of other weights than ``root`` has, and the client that sends them."""
+def served(
+    tmp_path: Path, root: RoleModule, way: str, info: dict[str, Any], seconds: float = 30.0
+) -> Iterator[tuple[Served, Any]]:
+    """A server of other weights than ``root`` has, and the client that sends them within ``seconds``."""
     model = Served(str(tmp_path / "base"), torch.float32, info)
     with listening(handler(model)) as url:
         common: dict[str, Any] = {
             "model": "policy",
             "timeout": 30.0,
-            "sync_timeout": 30.0,
+            "sync_timeout": seconds,
             "api_key_env": None,
         }
         options = [ServerOptions(url=url, weights_dir=str(tmp_path / "weights"), concurrency=4, **common)]
@@ -200,7 +202,7 @@ def test_a_server_whose_weights_another_program_changed_is_left_out(tmp_path: Pa
 def test_an_update_that_breaks_off_is_named_and_the_next_is_whole(tmp_path: Path) -> None:
     root = build()
     root.hf.save_pretrained(tmp_path / "base")
-    with served(tmp_path, root, "transfer", INFO) as (model, client):
+    with served(tmp_path, root, "transfer", INFO, 5.0) as (model, client):
         client.open(root)
         learn(root)
         receive = model.receive
