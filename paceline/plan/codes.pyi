@@ -463,6 +463,8 @@ class _PLAN_ADAPTER_STRATEGY(CodeName):
         where: str = "",
         found: str = "",
         *,
+        adapters: object,
+        needed: object,
         strategies: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,

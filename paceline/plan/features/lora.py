@@ -108,6 +108,9 @@ def check_adapter(
                 "lora",
                 f"{spec.name}{f' with {cut}' if axes else ''}",
                 strategies="set " + " and ".join(filter(None, (ones, elsewhere))),
+                adapters="adapters",
+                needed="complete layers and rows on every rank,"
+                " or shards by FSDP, ZeRO or tensor parallelism",
             )
         )
     if adapter.use_dora:
@@ -154,7 +157,11 @@ def _of_whole_layers(
     if axes or spec.gathers_by_layer(engine):
         where = " with ".join(filter(None, (spec.label(engine), ", ".join(axes))))
         yield codes.PLAN_ADAPTER_STRATEGY(
-            f"lora.{key}", where, strategies=f"distributed_strategy: fsdp, zero2 or ddp; or {key}: {off}"
+            f"lora.{key}",
+            where,
+            strategies=f"distributed_strategy: fsdp, zero2 or ddp; or {key}: {off}",
+            adapters="adapters of OFT" if adapter.oft_block_size else "adapters of DoRA",
+            needed="whole layers on every rank, or shards by FSDP; ZeRO-3 gathers one layer at a time",
         )
 
 

@@ -69,8 +69,12 @@ def check_servers(
     servers = [_Server(server, options.temperature, needs, where, environ) for server in options.all_servers]
     if servers:
         with ThreadPoolExecutor(len(servers)) as pool:
-            for findings in pool.map(lambda server: list(server.check()), servers):
-                yield from findings
+            for server, findings in zip(
+                servers, pool.map(lambda each: list(each.check()), servers), strict=True
+            ):
+                for finding in findings:  # findings of one text at one key would be taken for one
+                    several = f"{server.url}: {finding.what}" if len(servers) > 1 else finding.what
+                    yield replace(finding, what=several)
     replies = {server.url: server.settings for server in servers if server.settings}
     if policy is not None and replies:
         way = best_way(options.weights, policy, replies)
@@ -86,7 +90,7 @@ def check_judge(url: str) -> Iterator[Diagnostic]:
             client.get(url)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         yield generation_codes.ROLLOUT_SERVER_UNREACHABLE(
-            "the judge's server does not answer yet",
+            f"the judge's server {url} does not answer yet",
             "training.rollout.rewards",
             f"{url}: {type(error).__name__}: {error}",
             "start it before the run, or correct the url",

@@ -259,7 +259,7 @@ def _rollout(config: Config, environ: Mapping[str, str], plan: Plan | None) -> I
     needs = Needs(config.data.max_length, vocab, tokenizer_here(config.model))
     policy = SentPolicy(plan.adapter, plan.device) if plan is not None else None
     yield from check_servers(t.rollout, needs, environ, policy)
-    for url in {str(r.options.get("url")) for r in t.rollout.rewards if r.name == JUDGE}:
+    for url in dict.fromkeys(str(r.options.get("url")) for r in t.rollout.rewards if r.name == JUDGE):
         yield from check_judge(url)
 
 

@@ -587,6 +587,17 @@ def test_a_judge_that_is_not_there_is_told_once_at_the_key_that_names_it(
     assert [d.where for d in missing] == [f"{file}:{line}"], missing
 
 
+def test_of_two_servers_that_fail_alike_both_are_named(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_this_process(monkeypatch)
+    urls = ["http://127.0.0.1:9", "http://127.0.0.1:11"]  # nobody listens on these
+    rollout = {"rewards": [{"name": "ended"}], "servers": [{"url": url} for url in urls]}
+    changed = {"training.algorithm": "grpo", "training.rollout": {"max_completion_length": 32, **rollout}}
+    file = job.yaml({**_rows('{"prompt": "a"}')(job), **changed})
+    _, findings = planned(load(file, []))
+    dead = [d.found.partition(": ")[0] for d in findings if d.code == "rollout.server_unreachable"]
+    assert dead == urls
+
+
 def test_templates_of_all_tags_are_jinja() -> None:
     own = Path(template_texts.__file__).parent / "templates"
     for text in (
