@@ -70,6 +70,7 @@ class OptimizerSpec:
     Weight decay applies to matrices only, not to biases and norm weights, as in ``transformers.Trainer``.
     ``target_modules``: whose gradients are projected (``optim_target_modules``); empty: every linear layer.
     ``b_rate_ratio``: the rate of adapters' B and of vectors over that of other weights (LoRA+).
+    ``rate_ratios``: path of a module in the trunk -> its rate over that of the text; the longest path counts.
     """
 
     name: str = "adamw_torch_fused"
@@ -80,6 +81,7 @@ class OptimizerSpec:
     args: Mapping[str, Json] = field(default_factory=dict)
     target_modules: tuple[str, ...] = ()
     b_rate_ratio: float = field(default=1.0, metadata=UNLESS_DEFAULT)
+    rate_ratios: Mapping[str, float] = field(default_factory=dict, metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ The records are ``data/families.json``. ``tests/unit/models/family_sweep.py`` me
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -25,6 +25,9 @@ SIZE_NAMES: dict[str, tuple[str, ...]] = {
     "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
     "head_dim": ("head_dim",),
 }
+
+#: The parts of a model with a tower beside its text.
+VISION, PROJECTOR = "vision", "projector"
 
 
 @dataclass(frozen=True)
@@ -145,11 +148,31 @@ class Composite:
       text_config's)
     - ``tied``: whether its config class ties the head by default
     - ``values``: fixed behaviour of its class, as values of the causal class's config
+    - ``tower``, ``projector``: modules (or parameters) that read images, and those that bring the tower's
+      features to the text, by their paths in the trunk; the projector may lie within the tower
     """
 
     text: str = ""
     tied: bool = False
     values: Mapping[str, Json] = field(default_factory=dict)
+    tower: tuple[str, ...] = ("vision_tower",)
+    projector: tuple[str, ...] = ("multi_modal_projector",)
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """Return by path which part of the model a module is: ``vision`` or ``projector``; the longest path
+        of a parameter decides (``in_part``).
+        """
+        return dict.fromkeys(self.tower, VISION) | dict.fromkeys(self.projector, PROJECTOR)
+
+
+def in_part(name: str, paths: Collection[str]) -> str:
+    """Return the longest of ``paths`` (in the trunk) that the parameter or module ``name`` is in; else "".
+
+    ``name`` may begin with the trunk's own name, and with peft's prefix.
+    """
+    path = name.removeprefix("base_model.model.").removeprefix("model.")
+    return max((p for p in paths if f"{path}.".startswith(f"{p}.")), key=len, default="")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.plugins.tables import load_attr
 from paceline.plan.hardware.device_kinds import CUDA
+from paceline.plan.model.family import in_part
 from paceline.plan.model.parameter_list import MAGNITUDE, NO_DECAY, orthogonalised, projected
 from paceline.plan.plan import OptimizerSpec
 from paceline.strategies import codes
@@ -124,32 +125,42 @@ def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> lis
         {"params": [p for name, p in others if decays(name, p)], "weight_decay": spec.weight_decay},
         {"params": [p for name, p in others if not decays(name, p)], "weight_decay": 0.0},
     ]
-    return [part for group in groups for part in _by_rate(spec, trained, group) if part["params"]]
+    return [part for group in groups for part in _by_rate(spec, trained, group)]
 
 
 def _of_blocks(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> list[Group]:
     """Return Adam-mini's groups: by what shares a second moment, and by decay."""
-    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    members: dict[tuple[str, bool], list[nn.Parameter]] = {}
     for name, parameter in trained:
-        groups.setdefault((block_of(name), decays(name, parameter)), []).append(parameter)
-    return [
+        members.setdefault((block_of(name), decays(name, parameter)), []).append(parameter)
+    groups: list[Group] = [
         {"params": parameters, "weight_decay": spec.weight_decay * decay, BLOCK: block}
-        for (block, decay), parameters in groups.items()
+        for (block, decay), parameters in members.items()
     ]
+    return [part for group in groups for part in _by_rate(spec, trained, group)]
 
 
 def _by_rate(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]], group: Group) -> list[Group]:
-    """Return the group in two under LoRA+ (Hayou et al. 2024, arXiv:2402.12354): adapters' B and vectors, as
-    in peft, have a rate of their own.
-    """
-    if spec.b_rate_ratio == 1.0:
-        return [group]
-    faster = {id(p) for name, p in trained if ".lora_B." in name or p.ndim == 1}
-    parts: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+    """Return the group as one group for each rate (``_ratio``)."""
+    ratios = {id(p): _ratio(spec, name, p) for name, p in trained}
+    parts: dict[float, list[nn.Parameter]] = {1.0: []}
     for parameter in cast("list[nn.Parameter]", group["params"]):
-        parts[id(parameter) in faster].append(parameter)
-    rates = {"lr": spec.learning_rate * spec.b_rate_ratio, RATIO: spec.b_rate_ratio}
-    return [{**group, "params": parts[0]}, {**group, "params": parts[1], **rates}]
+        parts.setdefault(ratios[id(parameter)], []).append(parameter)
+    return [
+        {**group, "params": members, **_rates(spec, ratio)} for ratio, members in parts.items() if members
+    ]
+
+
+def _rates(spec: OptimizerSpec, ratio: float) -> Group:
+    return {} if ratio == 1.0 else {"lr": spec.learning_rate * ratio, RATIO: ratio}
+
+
+def _ratio(spec: OptimizerSpec, name: str, parameter: nn.Parameter) -> float:
+    """Return a parameter's rate over the run's: that of its part of the model, times that of adapters' B and
+    vectors, as in peft, under LoRA+ (Hayou et al. 2024, arXiv:2402.12354).
+    """
+    part = spec.rate_ratios.get(in_part(name, spec.rate_ratios), 1.0)
+    return part * spec.b_rate_ratio if ".lora_B." in name or parameter.ndim == 1 else part
 
 
 def _eager(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:

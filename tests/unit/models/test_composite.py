@@ -23,7 +23,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.loading.multimodal import class_of_whole
 from paceline.models.lora.lora import Adapter
 from paceline.plan.features.lora import adapter_of
-from paceline.plan.model.family import composites
+from paceline.plan.model.family import composites, in_part
 from paceline.plan.model.read_config import shape_of
 from paceline.plan.plan import AdapterSpec
 from paceline.plan.plan_json import to_json
@@ -69,6 +69,19 @@ def test_the_plan_counts_what_is_carried(kind: str, tmp_path: Path) -> None:
     assert (shape.carried, shape.carried_bytes) == (len(spans), sum(b - a for a, b in spans))
     trained = HFModelFactory(source)()
     assert shape.num_parameters == sum(p.numel() for p in trained.parameters())
+
+
+@pytest.mark.parametrize("kind", composites())
+def test_each_weight_is_of_the_text_or_of_one_other_part(kind: str) -> None:
+    config = whole_config(kind)
+    with torch.device("meta"):
+        whole = class_of_whole(config)(config)
+    text = {id(p) for p in [*whole.get_decoder().parameters(), *whole.get_output_embeddings().parameters()]}
+    parts = composites()[kind].parts
+    places = {name: in_part(name, parts) for name, _ in whole.named_parameters()}
+    for name, parameter in whole.named_parameters():
+        assert bool(places[name]) != (id(parameter) in text), name
+    assert {parts[place] for place in places.values() if place} == {"vision", "projector"}
 
 
 def trained_checkpoint(folder: Path, run: Path, spec: AdapterSpec | None = None) -> Path:
