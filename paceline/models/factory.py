@@ -207,7 +207,7 @@ class HFModelFactory:
                 module.p = 0.0
         if self.freeze_router:
             freeze_routers(hf)
-        if self.freezing and not self.frozen:
+        if self.freezing and not self.frozen and self.adapter is None:
             self._freeze(hf)
         if self.role in TRUNK_ROLES and isinstance(pooler := getattr(hf, POOLER, None), nn.Module):
             pooler.requires_grad_(False)

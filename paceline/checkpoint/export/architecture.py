@@ -45,9 +45,13 @@ def auto_of(config: Mapping[str, Json]) -> type[_BaseAutoModelClass]:
 
 
 def is_trunk(config: Mapping[str, Json]) -> bool:
-    """Whether a config names a class without a head."""
+    """Whether a config names a class without a head. A composite's has one, also Llama 4's, which is
+    ``AutoModel``'s as well.
+    """
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
+    if composite_of(config) is not None:
+        return False
     trunks = MODEL_MAPPING_NAMES.get(str(config.get("model_type")), ())
     named = (trunks,) if isinstance(trunks, str) else trunks
     classes = config.get("architectures")

@@ -34,6 +34,7 @@ from paceline.models.lora.expert_lora import (
 )
 from paceline.models.lora.names import NAME, WEIGHTS, plain_name, stored_name
 from paceline.models.lora.targets import (
+    beside_text,
     check_layers,
     check_parameters,
     excluded_modules,
@@ -47,6 +48,7 @@ from paceline.models.lora.targets import (
 )
 from paceline.models.module_tensors import shapes_standing_in, standing_in, ties
 from paceline.plan.features.peft_settings import untied
+from paceline.plan.model.family import parts_of, text_name
 from paceline.plan.plan import AdapterSpec
 from paceline.runtime.random_seed import seed_for
 
@@ -192,13 +194,15 @@ def load_adapter(hf: HFModel, folder: Path, trained: Mapping[str, str]) -> None:
     from safetensors import SafetensorError, safe_open
 
     file = folder / WEIGHTS
-    places = {plain: p for name, p in hf.named_parameters() if (plain := trained.get(name)) is not None}
+    # without the name of the text's place in a whole model, which is another in files of other versions
+    places = {text_name(trained[name]): p for name, p in hf.named_parameters() if name in trained}
     try:
         with safe_open(file, "pt") as stored:
             # The names and shapes must match exactly: peft itself would load a part without an error.
             keys = {stored_name(key): key for key in stored.keys()}  # noqa: SIM118 - it is no mapping
             shapes = {n: tuple(stored.get_slice(key).get_shape()) for n, key in keys.items()}
-            _compare(file, {n: tuple(p.shape) for n, p in places.items()}, shapes, ties(hf))
+            others = frozenset(map(text_name, ties(hf)))
+            _compare(file, {n: tuple(p.shape) for n, p in places.items()}, shapes, others)
             for name, parameter in places.items():
                 if not parameter.is_meta:
                     parameter.copy_(stored.get_tensor(keys[name]))
@@ -225,9 +229,11 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig | OFTConfig
 
     # Which layers: one pattern or a list of names, each of which must match something.
     targets = list(spec.target_modules)
-    if targets == ["all-linear"] and (fused_experts(hf) or any("." in name for name in trunk_linears(hf))):
-        # peft would take the experts' tensors for a layer of its own kind, and a layer's number in a list for
-        # all modules of that number
+    whole = bool(parts_of(hf.config.model_type))
+    listed = whole or fused_experts(hf) or any("." in name for name in trunk_linears(hf))
+    if targets == ["all-linear"] and listed:
+        # peft would take the experts' tensors for a layer of its own kind, a layer's number in a list for
+        # all modules of that number, and a whole model's tower
         targets = trunk_linears(hf)
     alone = len(targets) == 1 and (targets[0] == "all-linear" or is_pattern(targets[0]))
     idle = (
@@ -243,9 +249,11 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig | OFTConfig
         reason = "no adapter trains a layer whose weight the class reads itself, or that no gradient reaches"
         raise ConfigError(unfit_targets(spec, hf, f"{', '.join(unreached)} ({', '.join(beyond)})", reason))
     check_parameters(hf, spec)
+    # an adapter's own folder says exactly what it has
+    beside = "" if alone or spec.start else beside_text(hf, targets)
     layers: dict[str, Any] = {
         "target_modules": targets[0] if alone else targets,
-        "exclude_modules": excluded_modules(spec, beyond),
+        "exclude_modules": excluded_modules(spec, beyond, beside),
         "task_type": _task(hf),
         "layers_to_transform": list(spec.layers_to_transform) or None,
         "layers_pattern": list(spec.layers_pattern) or None,
@@ -276,7 +284,9 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig | OFTConfig
             inject_adapter_in_model(config, hf, adapter_name=NAME)
         except (ValueError, TypeError) as error:
             raise ConfigError(unfit_targets(spec, hf, str(error))) from error
-    config.exclude_modules = excluded_modules(replace(spec, modules_to_save=()), beyond)  # as files say it
+    config.exclude_modules = excluded_modules(
+        replace(spec, modules_to_save=()), beyond, beside
+    )  # as files say it
     return config
 
 

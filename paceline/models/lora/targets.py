@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
 from torch import nn
@@ -17,6 +17,7 @@ from paceline.models.lora.base_weights import MERGED
 from paceline.models.lora.names import plain_name
 from paceline.models.module_tensors import ties
 from paceline.plan.features.peft_settings import names_module, no_adapter_in
+from paceline.plan.model.family import in_part, parts_of
 from paceline.plan.model.parameter_list import of_adapter
 from paceline.plan.plan import AdapterSpec
 
@@ -39,6 +40,7 @@ READ_BY_PARENT: Mapping[str, tuple[str, ...]] = {
     "LongcatFlashTopkRouter": ("classifier",),
     "Mamba2Mixer": ("out_proj",),
     "MambaMixer": ("dt_proj", "out_proj", "x_proj"),
+    "MultiheadAttention": ("out_proj",),  # torch's, in towers
     "NemotronHMamba2Mixer": ("out_proj",),
     "Zamba2MambaMixer": ("out_proj",),
 }
@@ -68,17 +70,35 @@ def is_wrapped(module: nn.Module) -> TypeGuard[BaseTunerLayer]:
     return hasattr(module, "_disable_adapters")
 
 
-def excluded_modules(spec: AdapterSpec, beyond: list[str]) -> str | list[str] | None:
-    """Return peft's ``exclude_modules``: the spec's own, what no adapter reaches, and what is trained in full
-    (named to peft as such, it would be copied).
+def excluded_modules(spec: AdapterSpec, beyond: list[str], beside: str = "") -> str | list[str] | None:
+    """Return peft's ``exclude_modules``: the spec's own, what no adapter reaches, what is ``beside`` the text
+    (a pattern), and what is trained in full (named to peft as such, it would be copied).
     """
     names = list(spec.exclude_modules)
-    pattern = names.pop() if len(names) == 1 and is_pattern(names[0]) else None
-    if pattern is None and not spec.modules_to_save:
+    patterns = [f"(?:{names.pop()})"] if len(names) == 1 and is_pattern(names[0]) else []
+    patterns += [beside] if beside else []
+    if not patterns and not spec.modules_to_save:
         return list(dict.fromkeys([*names, *beyond])) or None
-    parts = [rf"(.*\.)?{re.escape(name)}" for name in (*names, *beyond)]
-    parts += map(no_adapter_in, spec.modules_to_save)
-    return "|".join([*([] if pattern is None else [f"(?:{pattern})"]), *parts])
+    patterns += [rf"(.*\.)?{re.escape(name)}" for name in (*names, *beyond)]
+    return "|".join([*patterns, *map(no_adapter_in, spec.modules_to_save)])
+
+
+def beside_text(hf: HFModel, targets: Collection[str]) -> str:
+    """Return the pattern of the modules that ``targets`` name beside the text of a whole model, in its tower
+    or projector, though they name modules of the text; empty if there are none.
+    """
+    parts = parts_of(hf.config.model_type)
+    named = {target: {bool(in_part(n, parts)) for n in _ending(hf, target)} for target in targets}
+    both = sorted(target for target, places in named.items() if len(places) == 2)
+    if not both:
+        return ""
+    paths, names = ("|".join(map(re.escape, some)) for some in (parts, both))
+    return rf"(model\.)?({paths})\.(.*\.)?({names})"
+
+
+def _ending(hf: HFModel, target: str) -> list[str]:
+    """Return the modules that ``target`` names by the end of their names."""
+    return [n for n, _ in hf.named_modules() if n == target or n.endswith(f".{target}")]
 
 
 def check_parameters(hf: HFModel, spec: AdapterSpec) -> None:
@@ -101,19 +121,22 @@ def fused_experts(hf: HFModel) -> list[str]:
     """Return the modules that keep all experts of a layer in one tensor: they have no linear layers for
     adapters to wrap.
     """
+    parts = parts_of(hf.config.model_type)
     return [
         name
         for name, module in hf.named_modules()
         if any(p is not None and p.dim() == 3 for p in module._parameters.values())
+        and not in_part(name, parts)
     ]
 
 
 def trunk_linears(hf: HFModel) -> list[str]:
-    """Return the last name components of the trunk's linear layers (with the word before a number:
-    ``adapters.0``), sorted. Routers that are special linear layers are left out (Llama 4's returns scores and
-    logits).
+    """Return the last name components of the linear layers in the trunk's text (with the word before a
+    number: ``adapters.0``), sorted. Routers that are special linear layers are left out (Llama 4's returns
+    scores and logits).
     """
     head, beyond = hf.get_output_embeddings(), out_of_reach(hf)
+    parts = parts_of(hf.config.model_type)
     return sorted(
         {
             # from the last word on: ``adapters.0``
@@ -121,6 +144,7 @@ def trunk_linears(hf: HFModel) -> list[str]:
             for n, m in hf.base_model.named_modules()
             if isinstance(m, nn.Linear)
             and m is not head
+            and not in_part(n, parts)
             and type(m).forward is nn.Linear.forward
             and not any(n.endswith(f".{name}") for name in beyond)
         }
@@ -164,8 +188,12 @@ def train_in_full(hf: HFModel, wanted: Iterable[str]) -> list[str]:
     trained: set[int] = set()
     selecting = {id(inner) for _, part in selectors(hf) for inner in part.modules()}
     # Unfreeze what is named; remember the tensors, so that their tied names are found below.
+    parts = parts_of(hf.config.model_type)
     for target in wanted:
         matches = [(n, m) for n, m in hf.named_modules() if names_module((target,), n)]
+        in_text = [(n, m) for n, m in matches if not in_part(n, parts)]
+        apart = bool(in_text) and len(in_text) < len(matches)  # of a whole model the text is meant
+        matches = in_text if apart else matches
         hits = [m for _, m in matches]
         if both := [n for n, m in matches if any(map(is_wrapped, m.modules()))]:
             raise ConfigError(
@@ -197,7 +225,7 @@ def train_in_full(hf: HFModel, wanted: Iterable[str]) -> list[str]:
         for parameter in parameters:
             parameter.requires_grad_(True)
             trained.add(id(parameter))
-        saved.add(target)
+        saved.update([n for n, _ in matches] if apart else [target])
     for name in ties(hf):  # the other name of a tied weight
         module = name.rpartition(".")[0]
         if id(hf.get_parameter(name)) in trained and not names_module(saved, module):

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import takewhile
@@ -17,7 +17,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.family import Family
+from paceline.plan.model.family import VISION, Family, in_part
 from paceline.plan.model.parameter_list import Parameter, parameters_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision, Plan, Precision
@@ -33,12 +33,18 @@ class Freezing:
     else is frozen. A classifier's or reward model's new head is always trained: the layers in ``head``.
 
     ``keeps_masters``: keep the fp32 weights too, since a low-precision copy would round frozen weights.
+
+    ``parts``: of a model with a vision tower, ``Composite.parts``. Its tower is frozen unless ``unfreeze``
+    names it, and a pattern that names something in the text names nothing beside it; regular expressions are
+    taken as they are. ``unreached``: paths of modules that no image's gradient reaches, never trained.
     """
 
     freeze: tuple[str, ...] = ()
     unfreeze: tuple[str, ...] = ()
     keeps_masters: bool = True
     head: str = Family().head[-1]
+    parts: Mapping[str, str] = field(default_factory=dict)
+    unreached: tuple[str, ...] = ()
 
     @classmethod
     def configured(cls, training: TrainingSection, shape: ModelShape | None = None) -> Freezing:
@@ -53,16 +59,39 @@ class Freezing:
         return replace(cls.configured(plan.config.training, plan.shape), keeps_masters=rounds)
 
     def __bool__(self) -> bool:
-        return bool(self.freeze or self.unfreeze)
+        return bool(self.patterns or self.parts)
+
+    @property
+    def patterns(self) -> dict[str, tuple[str, ...]]:
+        """Return the patterns that a config gives, by key."""
+        given = {FREEZE: self.freeze, UNFREEZE: self.unfreeze}
+        return {key: patterns for key, patterns in given.items() if patterns}
 
     def trained(self, names: Iterable[str]) -> frozenset[str]:
         """Return the parameters (by Transformers' names) that get gradients."""
         known = frozenset(names)
         if not self:
             return known
-        frozen = _named(self.freeze, known) if self.freeze else known
+        frozen = known
+        if self.freeze or not self.unfreeze:
+            frozen = self._named(self.freeze, known) | self._in_tower(known)
         of_head = {name for name in known if name.startswith(f"{self.head}.")}
-        return (known - frozen) | _named(self.unfreeze, known) | of_head
+        trained = (known - frozen) | self._named(self.unfreeze, known) | of_head
+        return frozenset(name for name in trained if not in_part(name, self.unreached))
+
+    def _named(self, patterns: Iterable[str], known: frozenset[str]) -> frozenset[str]:
+        """Return the names that ``patterns`` mean (see ``parts``)."""
+        beside = frozenset(name for name in known if in_part(name, self.parts))
+        if not beside:
+            return _named(patterns, known)
+        meant = (
+            _named((p,), known) if p.startswith("^") else _named((p,), known - beside) or _named((p,), beside)
+            for p in patterns
+        )
+        return frozenset().union(*meant)
+
+    def _in_tower(self, known: frozenset[str]) -> frozenset[str]:
+        return frozenset(n for n in known if self.parts.get(in_part(n, self.parts)) == VISION)
 
     def within(self, names: Iterable[str]) -> Freezing:
         """Return the patterns that match in a smaller model; none if these would train nothing, or freeze
@@ -80,7 +109,7 @@ class Freezing:
         ``ties``: other names of tied parameters → their names.
         """
         known, idle = list(names), False
-        for key, patterns in ((FREEZE, self.freeze), (UNFREEZE, self.unfreeze)):
+        for key, patterns in self.patterns.items():
             wrong = [p for p in patterns if not _named((p,), known)]
             if wrong:
                 idle = True
@@ -88,7 +117,7 @@ class Freezing:
                 hint = "; ".join(f"{p}: {text}" for p, text in hints.items())
                 yield codes.PLAN_FREEZE_NAME(key, ", ".join(wrong), hint=hint)
         if self and known and not idle and not self.trained(known):
-            key, patterns = (FREEZE, self.freeze) if self.freeze else (UNFREEZE, self.unfreeze)
+            key, patterns = next(iter(self.patterns.items()), (FREEZE, ()))
             yield codes.PLAN_FREEZE_ALL(key, f"[{', '.join(patterns)}]")
 
 
@@ -169,9 +198,9 @@ def check_freezing(
 ) -> Iterator[Diagnostic]:
     """Yield settings that cannot be combined with ``freezing``, and patterns without a match in a known
     family."""
-    if not freezing:
+    if not freezing.patterns:
         return
-    key, value = (FREEZE, freezing.freeze) if freezing.freeze else (UNFREEZE, freezing.unfreeze)
+    key, value = next(iter(freezing.patterns.items()))
     if adapters:
         yield codes.PLAN_FREEZE_ADAPTERS(key, f"[{', '.join(value)}]")
         return
@@ -197,8 +226,9 @@ def check_rounding(
     low = precision.compute != precision.master and precision.compute != stored
     if not low or state_split is not StateSplit.FLAT:
         return
-    given = {FREEZE: freezing.freeze, UNFREEZE: freezing.unfreeze}
-    values = {key: f"[{', '.join(names)}]" for key, names in given.items() if names}
+    values = {key: f"[{', '.join(names)}]" for key, names in freezing.patterns.items()}
+    if freezing.parts and not values:
+        values = {FREEZE: "the vision tower"}
     for key, value in [*values.items(), *([(FREEZE_ROUTER, "true")] if routers else [])][:1]:
         yield codes.PLAN_FREEZE_ROUNDED(key, value, dtype=precision.compute, stored=stored)
 

@@ -20,6 +20,7 @@ from paceline.plan import codes
 from paceline.plan.features.experts import expert_parameters
 from paceline.plan.features.peft_settings import is_target, rank_of, rotated, with_settings
 from paceline.plan.mesh import Mesh
+from paceline.plan.model.family import text_name
 from paceline.plan.model.files.safetensors_headers import linears
 from paceline.plan.model.parameter_list import ALL_LINEAR, Parameter, is_linear, is_transposed, parameters_of
 from paceline.plan.model.shape import ModelShape
@@ -28,8 +29,9 @@ from paceline.plan.strategies.spec import StrategySpec, strategy_specs
 from paceline.plan.strategy_options import NO_OPTIONS, EngineOptions
 
 
-def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
-    """Return ``Plan.adapter`` for the config's ``lora`` section; None without one.
+def adapter_of(lora: LoraSection | None, *, vision: bool = False) -> AdapterSpec | None:
+    """Return ``Plan.adapter`` for the config's ``lora`` section; None without one. ``vision``: the whole of a
+    composite model is trained.
 
     With ``adapter_name_or_path`` rank, scale, layers and dropout come from that folder's
     ``adapter_config.json``.
@@ -74,7 +76,9 @@ def adapter_of(lora: LoraSection | None) -> AdapterSpec | None:
         quantization=Quantization(bits, lora.quantization_type, lora.double_quant) if bits else None,
     )
     if lora.adapter_name_or_path:
-        started = _started(Path(lora.adapter_name_or_path).expanduser(), adapter)
+        started = _started(
+            Path(lora.adapter_name_or_path).expanduser(), adapter, str if vision else text_name
+        )
         return started if lora.dropout is None else replace(started, dropout=lora.dropout)
     return adapter
 
@@ -336,8 +340,8 @@ def _adapted(shape: ModelShape, adapter: AdapterSpec) -> Iterator[tuple[Paramete
             yield parameter, name
 
 
-def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
-    """Return ``adapter`` with the settings of its folder's ``adapter_config.json``."""
+def _started(folder: Path, adapter: AdapterSpec, named: Callable[[str], str]) -> AdapterSpec:
+    """Return ``adapter`` with the settings of its folder's ``adapter_config.json`` (``with_settings``)."""
     file = folder / "adapter_config.json"
     try:
         if file.stat().st_size > MAX_CONFIG_BYTES:
@@ -347,7 +351,7 @@ def _started(folder: Path, adapter: AdapterSpec) -> AdapterSpec:
         raise ConfigError(
             codes.PLAN_ADAPTER_FOLDER("lora.adapter_name_or_path", f"{file}: {error}")
         ) from error
-    return replace(with_settings(adapter, config, str(file)), start=str(folder.absolute()))
+    return replace(with_settings(adapter, config, str(file), named), start=str(folder.absolute()))
 
 
 def _not_installed(package: str, what: str, where: str, extra: str, here: bool) -> Diagnostic:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from math import isfinite
 
@@ -129,10 +129,13 @@ _CONVERT = (
 )
 
 
-def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> AdapterSpec:
+def with_settings(
+    adapter: AdapterSpec, settings: JsonObject, where: str, named: Callable[[str], str] = text_name
+) -> AdapterSpec:
     """Return ``adapter`` with rank, scale, layers and further ``settings`` of peft's ``adapter_config.json``.
 
-    ``where``: the file. Raises ConfigError ``plan.adapter_kind`` for anything but plain LoRA.
+    ``where``: the file; ``named``: a module's name in the model that is trained, from that in the file.
+    Raises ConfigError ``plan.adapter_kind`` for anything but plain LoRA.
     """
     wrong = list(_wrong(settings))
     if wrong:
@@ -146,9 +149,9 @@ def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> Ada
         )
     adapter = replace(
         adapter,
-        target_modules=names(settings.get("target_modules")),
-        exclude_modules=names(settings.get("exclude_modules")),
-        modules_to_save=_saved(settings),
+        target_modules=names(settings.get("target_modules"), named),
+        exclude_modules=names(settings.get("exclude_modules"), named),
+        modules_to_save=_saved(settings, named),
         layers_to_transform=tuple(
             int(as_number(layer)) for layer in _listed(settings.get("layers_to_transform"))
         ),
@@ -159,13 +162,13 @@ def with_settings(adapter: AdapterSpec, settings: JsonObject, where: str) -> Ada
         plain = AdapterSpec(r=1, alpha=1, quantization=adapter.quantization, start=adapter.start)
         of_layers = {key: getattr(adapter, key) for key in _OF_LAYERS}
         return replace(plain, oft_block_size=int(as_number(settings["oft_block_size"])), **of_layers)
-    ranks, alphas = (_numbers(settings.get(key)) for key in ("rank_pattern", "alpha_pattern"))
+    ranks, alphas = (_numbers(settings.get(key), named) for key in ("rank_pattern", "alpha_pattern"))
     return replace(
         adapter,
         r=int(as_number(settings["r"])),
         alpha=_number(settings["lora_alpha"]),
         dropout=float(as_number(settings.get("lora_dropout") or 0.0)),
-        target_parameters=names(settings.get("target_parameters")),
+        target_parameters=names(settings.get("target_parameters"), named),
         bias=str(settings.get("bias") or "none"),
         use_rslora=bool(settings.get("use_rslora")),
         use_dora=bool(settings.get("use_dora")),
@@ -275,30 +278,27 @@ def _hint(settings: JsonObject) -> str:
     )
 
 
-def _saved(settings: JsonObject) -> tuple[str, ...]:
+def _saved(settings: JsonObject, named: Callable[[str], str]) -> tuple[str, ...]:
     """Return the fully trained modules, without those that peft itself adds for a score head."""
-    saved = names(settings.get("modules_to_save"))
+    saved = names(settings.get("modules_to_save"), named)
     score_heads = ("classifier", "score") if settings.get("task_type") == "SEQ_CLS" else ()
     return tuple(name for name in saved if name not in score_heads)
 
 
-def names(value: Json) -> tuple[str, ...]:
-    """Return the names in a setting (one or a list), as names of the language model."""
+def names(value: Json, named: Callable[[str], str] = text_name) -> tuple[str, ...]:
+    """Return the names in a setting (one or a list), as ``named`` gives them: of the language model."""
     if isinstance(value, str):
-        return (text_name(value),) if value else ()
-    return tuple(sorted(text_name(str(name)) for name in value)) if isinstance(value, list) else ()
+        return (named(value),) if value else ()
+    return tuple(sorted(named(str(name)) for name in value)) if isinstance(value, list) else ()
 
 
 def _listed(value: Json) -> list[Json]:
     return list(value) if isinstance(value, list) else [] if value is None else [value]
 
 
-def _numbers(value: Json) -> dict[str, float]:
-    return (
-        {text_name(key): as_number(number) for key, number in value.items()}
-        if isinstance(value, dict)
-        else {}
-    )
+def _numbers(value: Json, named: Callable[[str], str]) -> dict[str, float]:
+    pairs = value.items() if isinstance(value, dict) else ()
+    return {named(key): as_number(number) for key, number in pairs}
 
 
 def _number(value: Json) -> float:

@@ -232,6 +232,12 @@ _BESIDE = (
 )
 
 
+def parts_of(kind: Json) -> Mapping[str, str]:
+    """Return ``Composite.parts`` of a model type; empty for a language model's."""
+    composite = composites().get(str(kind))
+    return {} if composite is None else composite.parts
+
+
 def composite_of(config: Mapping[str, Json]) -> Composite | None:
     """Return the composite record of a ``config.json`` of which only the language model is trained; else
     None."""

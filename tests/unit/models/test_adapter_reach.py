@@ -69,7 +69,8 @@ def test_every_linear_layer_whose_weight_its_parent_reads_is_known() -> None:
         if isinstance(kind, ast.ClassDef) and not re.search("Model|ForCausalLM", kind.name)
         for child in weights_read(kind) & linear_children(kind)
     }
-    assert found - SLOW == {(kind, child) for kind, those in READ_BY_PARENT.items() for child in those}
+    listed = {(kind, child) for kind, those in READ_BY_PARENT.items() for child in those}
+    assert found - SLOW == listed - {("MultiheadAttention", "out_proj")}  # which is torch's class
 
 
 @pytest.mark.parametrize("kind", ["nemotron_h", "zamba2"])

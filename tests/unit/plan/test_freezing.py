@@ -17,6 +17,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.plan.cost.from_plan import cluster_of_hardware, planned_candidate, search_spec_of
 from paceline.plan.features.freezing import Freezing, trained_part
 from paceline.plan.hardware.device_catalogue import cluster_of
+from paceline.plan.model.family import composites
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.spec import Job
 from paceline.protocols.model import BuildOptions
@@ -177,3 +178,35 @@ def test_layers_below_the_first_trained_one_save_nothing() -> None:
         }.items()
     }
     assert first == {"all": 0, "prefix": 4, "with embedding": 0, "head": shape.layers}
+
+
+PARTS = composites()["qwen2_5_vl"].parts
+BLOCKS = [f"model.visual.blocks.{n}.mlp.weight" for n in range(4)]
+MERGER, HEAD = "model.visual.merger.mlp.0.weight", "lm_head.weight"
+LAYERS = [f"model.language_model.layers.{n}.mlp.weight" for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("freeze", "unfreeze", "trained"),
+    [
+        ((), (), [MERGER, *LAYERS, HEAD]),
+        (("merger",), (), [*LAYERS, HEAD]),
+        (("visual.merger", "lm_head"), (), LAYERS),
+        (("mlp",), (), [MERGER, HEAD]),  # of the text alone
+        ((), ("layers[-1:]",), LAYERS[1:]),
+        ((), ("*",), [*LAYERS, HEAD]),
+        ((), ("^",), [*BLOCKS, MERGER, *LAYERS, HEAD]),
+        ((), ("visual.blocks[-2:]",), BLOCKS[2:]),
+        (("layers.0",), ("blocks.3",), [BLOCKS[3], MERGER, LAYERS[1], HEAD]),
+        (("language_model", "lm_head", "merger"), ("visual.blocks",), BLOCKS),
+    ],
+)
+def test_a_tower_is_trained_where_it_is_named(
+    freeze: tuple[str, ...], unfreeze: tuple[str, ...], trained: list[str]
+) -> None:
+    names = [*BLOCKS, MERGER, *LAYERS, HEAD]
+    found = Freezing(freeze, unfreeze, parts=PARTS)
+    assert found.trained(names) == set(trained)
+    assert not [*found.check(names, {})]
+    unreached = replace(found, unreached=("visual.blocks.3",))
+    assert unreached.trained(names) == set(trained) - {BLOCKS[3]}
