@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ class Server:
         timeout  seconds that one answer may take, retries included
         patience seconds for which a connection that fails is tried again; ``timeout`` when empty
         key      sent as a bearer token, if any; never part of a message
+        stop_requested  whether the run is to stop: then what fails is not tried again
 
     Raises PacelineError ``rollout.server_unreachable``, ``rollout.server_status``, ``rollout.server_answer``.
     """
@@ -44,6 +45,7 @@ class Server:
     timeout: float
     key: str | None = field(default=None, repr=False)
     patience: float | None = None
+    stop_requested: Callable[[], bool] = field(default=lambda: False, repr=False)
     _client: httpx.Client = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -116,11 +118,13 @@ class Server:
             except httpx.TimeoutException as error:
                 raise self._silent(path, f"no answer within {limit:g} s") from error
             except httpx.TransportError as error:
-                if left - (limit - patience) <= _PAUSE_SECONDS:
-                    reason = f"{type(error).__name__}: {error} (for {patience:g} s)"
+                if left - (limit - patience) <= _PAUSE_SECONDS or self.stop_requested():
+                    tried = limit - left
+                    reason = f"{type(error).__name__}: {error} (for {tried:.0f} s)"
                     raise self._silent(path, reason) from error
             else:
-                if response.status_code not in _AGAIN or left <= _PAUSE_SECONDS:
+                last = left <= _PAUSE_SECONDS or self.stop_requested()
+                if response.status_code not in _AGAIN or last:
                     return self._taken(path, response)
             time.sleep(_PAUSE_SECONDS)
 

@@ -126,8 +126,11 @@ def train(world: World, run: RunRecord, signals: StopSignals, settings: Mapping[
     resumes = run.find_resume(world, observers)
     # Build everything, then log what the run consists of
     where = world, run.plan, run.config, run.prepared, run.run_dir
-    builder = RunBuilder(*where, resumes.reader, resumes.former, disks=run.disks)
-    hooks = Hooks(observers.hear, signals.requested, observers.should_stop, observers.heartbeat.beat)
+    stop_requested = signals.requested
+    builder = RunBuilder(
+        *where, resumes.reader, resumes.former, disks=run.disks, stop_requested=stop_requested
+    )
+    hooks = Hooks(observers.hear, stop_requested, observers.should_stop, observers.heartbeat.beat)
     trainer = run.train_with(builder.build(hooks, run.published))
     state, t, limits = trainer.state, run.config.training, run.plan.limits
     run.end_resume(world, observers, resumes)

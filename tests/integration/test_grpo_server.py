@@ -5,6 +5,8 @@ errors that name the server.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 import urllib.request
@@ -16,8 +18,11 @@ import pytest
 import warm
 from support import ROOT, Run, write_yaml
 from test_grpo_program import grpo, numbers, train
+from test_killed_ranks import ranks_of
+from test_train import start, wait_for_step
 
 from paceline.config.sections.model import ModelSection
+from paceline.launch import processes
 from paceline.models.factory import HFModelFactory
 
 pytestmark = [pytest.mark.integration]
@@ -25,8 +30,14 @@ __all__ = ["grpo"]  # the fixture
 
 
 @pytest.fixture
-def server(grpo: Callable[..., dict[str, Any]], tmp_path: Path) -> Iterator[str]:
-    """The address of a server that computes with other weights than the run's until it is told better."""
+def server(served: tuple[str, warm.Popen]) -> str:
+    return served[0]
+
+
+@pytest.fixture
+def served(grpo: Callable[..., dict[str, Any]], tmp_path: Path) -> Iterator[tuple[str, warm.Popen]]:
+    """A server that computes with other weights than the run's until it is told better: its address and its
+    process."""
     model = ModelSection.model_validate({"config": grpo("any", 1)["model"]["config"]})
     HFModelFactory(model, seed=99)().hf.save_pretrained(tmp_path / "served")
     port = tmp_path / "port"
@@ -40,7 +51,7 @@ def server(grpo: Callable[..., dict[str, Any]], tmp_path: Path) -> Iterator[str]
                 tmp_path / "server.log"
             ).read_text()
             time.sleep(0.1)
-        yield f"http://127.0.0.1:{port.read_text()}"
+        yield f"http://127.0.0.1:{port.read_text()}", process
     finally:
         process.kill()
         process.wait()
@@ -81,3 +92,25 @@ def test_a_server_that_is_not_there_is_named_by_every_rank(
     config["training"]["rollout"] |= {"server": {"url": "127.0.0.1:9/v1"}}
     done = paceline("train", str(write_yaml(path, config)))
     assert done.code == 2 and "rollout.server_url" in done.err
+
+
+def test_ranks_whose_launcher_and_server_are_gone_save_and_end(
+    grpo: Callable[..., dict[str, Any]], served: tuple[str, warm.Popen], tmp_path: Path
+) -> None:
+    url, server = served
+    config = grpo("run", 2, dtype="float32", distributed_strategy="ddp", save_strategy="no")
+    config["training"]["max_steps"] = 100_000
+    config["training"]["rollout"] |= {"server": {"url": url, "timeout": 3000}}
+    process = start(config, tmp_path, 2)
+    ranks = ranks_of(process, 2)
+    wait_for_step(tmp_path / "run", 1, process)
+    server.kill()
+    time.sleep(2.0)  # the steps of this rollout are done; the next one waits for the server
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 240
+    while any(processes.state_of(pid) not in ("", "Z") for pid in ranks.values()):
+        assert time.monotonic() < deadline, (tmp_path / "run/logs/rank-00000.log").read_text()
+        time.sleep(0.1)
+    assert list((tmp_path / "run/checkpoints").glob("step-*/manifest.json"))
+    assert json.loads((tmp_path / "run/result.json").read_text())["outcome"] == "stopped"

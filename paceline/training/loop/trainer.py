@@ -129,6 +129,14 @@ class Trainer:
         """
         if (ended := self.ended()) is not None:
             return ended
+        try:
+            return self._train()
+        except RolloutInterrupted:
+            if not self.any_rank(self.hooks.stop_requested()):
+                raise
+            return "stopped"  # its servers end with the launcher
+
+    def _train(self) -> str:
         with (
             contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows,
             collected_between_steps() as garbage,

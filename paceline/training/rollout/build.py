@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -89,7 +90,8 @@ def largest_gap(training: TrainingSection, compute: str) -> float | None:
 class RolloutSetup:
     """Builds the windows of an on-policy run.
 
-    ``training`` is the config's section; a server reads weights from ``weights_folder``.
+    ``training`` is the config's section; a server reads weights from ``weights_folder``. ``stop_requested``:
+    whether a signal has told this rank to stop.
     """
 
     world: World
@@ -101,6 +103,7 @@ class RolloutSetup:
     algorithm: OnPolicyObjective
     handles: Handles
     layout: BatchLayout
+    stop_requested: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self.options = self.training.rollout or RolloutOptions()
@@ -225,6 +228,7 @@ class RolloutSetup:
             SentPolicy(self.plan.adapter, self.plan.device),
             Sharing.of(self.runner.strategy, handle),
             self.options.start is not None and self.options.start.sleep,
+            self.stop_requested,
         )
 
     def reward_model(self, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase) -> RewardModel | None:

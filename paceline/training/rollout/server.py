@@ -50,6 +50,7 @@ class RolloutServers:
     wanted     the way of the weights, or ``auto``; ``policy`` decides it, ``sharing`` is how ranks hold the
                model
     sleeps     they share the cards of training, and sleep meanwhile
+    stop_requested  whether the run is to stop, so that nothing waits for a server that is gone
     notes      on rank 0, changes of the servers' state since it was emptied
     """
 
@@ -65,6 +66,7 @@ class RolloutServers:
     policy: SentPolicy = SentPolicy(None, "cpu")
     sharing: Sharing = field(default_factory=Sharing)
     sleeps: bool = False
+    stop_requested: Callable[[], bool] = lambda: False
     notes: list[Diagnostic] = field(default_factory=list)
     searched: dict[int, str] = field(default_factory=dict, init=False)  # where a server's weights are wrong
     noted: dict[int, str] = field(default_factory=dict, init=False)  # codes of servers that are left out
@@ -174,7 +176,7 @@ class RolloutServers:
     def _engine(self, option: ServerOptions, variables: Mapping[str, str]) -> ServerEngine:
         key = variables[option.api_key_env] if option.api_key_env else None
         patience = min(option.timeout, PATIENCE_SECONDS) if len(self.options) > 1 else None
-        server = Server(option.url.rstrip("/"), option.timeout, key, patience)
+        server = Server(option.url.rstrip("/"), option.timeout, key, patience, self.stop_requested)
         return ServerEngine(server, option.model or "", self.stop_ids, self.vocab_size, option.concurrency)
 
     def _folder(self, option: ServerOptions) -> Path:

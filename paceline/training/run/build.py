@@ -83,7 +83,8 @@ class RunBuilder:
 
     ``former`` returns a reader of the checkpoint before a damaged one, or raises its error. ``disks``: the
     ranks that share each run directory (None: all share one). While building, ``columns`` gets extra columns
-    per split, ``classes`` those of a classification, ``notes`` messages for the log.
+    per split, ``classes`` those of a classification, ``notes`` messages for the log. ``stop_requested``:
+    whether a signal has told this rank to stop.
     """
 
     world: World
@@ -97,6 +98,7 @@ class RunBuilder:
     classes: Classes | None = None
     notes: list[str] = field(default_factory=list)
     disks: Disks | None = None
+    stop_requested: Callable[[], bool] = lambda: False
 
     def build(self, hooks: Hooks, published: Published) -> Trainer:
         """Return this rank's trainer; ``published`` is called after each durable checkpoint. Collective."""
@@ -215,9 +217,8 @@ class RunBuilder:
     ) -> RolloutSetup:
         """Return the builder of an on-policy algorithm's windows."""
         folder, training = self.run.rollout_weights, self.config.training
-        return RolloutSetup(
-            self.world, self.plan, training, self.prepared, folder, runner, algorithm, handles, layout
-        )
+        where = self.world, self.plan, training, self.prepared, folder
+        return RolloutSetup(*where, runner, algorithm, handles, layout, self.stop_requested)
 
     def source(self, *, train: bool, shuffle: bool | None = None) -> PackedSource:
         """Return the rows of a split; by default training rows are shuffled and others are in table order."""

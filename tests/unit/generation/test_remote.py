@@ -152,6 +152,16 @@ def test_a_silent_server_is_given_up_at_the_deadline() -> None:
         engine("http://127.0.0.1:9", timeout=0.6).generate(ONE, SAMPLED)
 
 
+def test_a_run_that_is_to_stop_waits_for_no_dead_server() -> None:
+    asked: list[float] = []
+    server = Server(
+        "http://127.0.0.1:9", 600.0, stop_requested=lambda: bool(asked.append(0.0)) or len(asked) > 1
+    )
+    with pytest.raises(PacelineError, match="rollout.server_unreachable"):
+        server.model()
+    assert len(asked) == 2
+
+
 def test_a_busy_server_is_asked_again_and_a_key_goes_with_every_call_and_into_no_message() -> None:
     seen: list[str | None] = []
 
