@@ -25,6 +25,46 @@ class _DATA_SYSTEM_FILE(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _DATA_IMAGE_CHANGED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DATA_IMAGE_FAMILY(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DATA_IMAGE_PACKAGE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _DATA_IMAGE_TOKEN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _DATA_ONE_LABEL(CodeName):
     def __call__(
         self,
@@ -415,6 +455,20 @@ DATA_TURN_LEFT_OUT: Code
 DATA_NO_SUCH_ROW: Code
 DATA_TURN_WEIGHT: Code
 DATA_IMAGES: Code
+DATA_IMAGE_COUNT: Code
+DATA_IMAGE_MISSING: Code
+DATA_IMAGE_OUTSIDE: Code
+DATA_IMAGE_URL: Code
+DATA_IMAGE_DAMAGED: Code
+DATA_IMAGE_BOMB: Code
+DATA_IMAGE_KIND: Code
+DATA_IMAGE_SHAPE: Code
+DATA_IMAGE_MARK: Code
+DATA_IMAGE_CUT: Code
+DATA_IMAGE_CHANGED: _DATA_IMAGE_CHANGED
+DATA_IMAGE_FAMILY: _DATA_IMAGE_FAMILY
+DATA_IMAGE_PACKAGE: _DATA_IMAGE_PACKAGE
+DATA_IMAGE_TOKEN: _DATA_IMAGE_TOKEN
 DATA_EMPTY: Code
 DATA_NO_ANSWER: Code
 DATA_SAME_ANSWERS: Code

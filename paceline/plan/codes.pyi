@@ -80,6 +80,37 @@ class _DISTILLATION_LMBDA_OFF(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_PROCESSOR_OPTION(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        options: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_PROCESSOR_FILE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_PROCESSOR_SETTING(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_STEP_TIMEOUT(CodeName):
     def __call__(
         self,
@@ -1063,6 +1094,9 @@ EMBEDDING_DEVICES: _EMBEDDING_DEVICES
 RETRIEVAL_GRADES: Code
 RETRIEVAL_REPEATED: _RETRIEVAL_REPEATED
 DISTILLATION_LMBDA_OFF: _DISTILLATION_LMBDA_OFF
+PLAN_PROCESSOR_OPTION: _PLAN_PROCESSOR_OPTION
+PLAN_PROCESSOR_FILE: _PLAN_PROCESSOR_FILE
+PLAN_PROCESSOR_SETTING: _PLAN_PROCESSOR_SETTING
 PLAN_STEP_TIMEOUT: _PLAN_STEP_TIMEOUT
 PLAN_PACKAGE: Code
 PLAN_OTHER_TORCH: _PLAN_OTHER_TORCH

@@ -101,6 +101,56 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
         "rows contain images, audio or video; only text is supported so far",
         "remove such rows, or remove the field if the text is complete without it",
     ),
+    "image_count": (
+        codes.DATA_IMAGE_COUNT,
+        "a row has more marks than pictures, or more pictures than marks",
+        "write <image>, or a part of type image, once for each of the row's images",
+    ),
+    "image_missing": (
+        codes.DATA_IMAGE_MISSING,
+        "a picture's file is missing",
+        "correct the path, or set data.media_dir to the folder that it starts from",
+    ),
+    "image_outside": (
+        codes.DATA_IMAGE_OUTSIDE,
+        "a picture lies outside data.media_dir",
+        "set data.media_dir to a folder that holds all pictures",
+    ),
+    "image_url": (
+        codes.DATA_IMAGE_URL,
+        "a picture is named by an address on the network",
+        "download it under data.media_dir and write its path",
+    ),
+    "image_damaged": (
+        codes.DATA_IMAGE_DAMAGED,
+        "a picture cannot be decoded",
+        "replace the file",
+    ),
+    "image_bomb": (
+        codes.DATA_IMAGE_BOMB,
+        "a picture has more pixels than data.image_refuse_pixels",
+        "make it smaller, or increase data.image_refuse_pixels",
+    ),
+    "image_kind": (
+        codes.DATA_IMAGE_KIND,
+        "a picture has several frames, more than 8 bits a channel, or is a drawing",
+        "convert it to an 8-bit JPEG or PNG",
+    ),
+    "image_shape": (
+        codes.DATA_IMAGE_SHAPE,
+        "the model's image processor refuses the shape of a picture",
+        "crop it",
+    ),
+    "image_mark": (
+        codes.DATA_IMAGE_MARK,
+        "the rendered conversation has more or fewer marks than pictures",
+        "set model.chat_template to the model's own template; write <image> in place of the model's token",
+    ),
+    "image_cut": (
+        codes.DATA_IMAGE_CUT,
+        "truncation would cut into a picture or remove it",
+        "increase data.max_length, or set data.image_max_pixels",
+    ),
     "unknown_field": (
         codes.DATA_UNKNOWN_FIELD,
         "rows have fields that nothing reads, and data.strict is set",
@@ -211,7 +261,7 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
 
 ALWAYS_REFUSED = "template_costly"  # under every policy: each further row would cost as much
 # handled by data.on_too_long, the others by data.on_bad_row
-LENGTH_REASONS = ("too_long", "answer_cut_off", "prompt_too_long")
+LENGTH_REASONS = ("too_long", "answer_cut_off", "prompt_too_long", "image_cut")
 
 
 # reason -> (value of data.on_too_long, resulting verb), for hints, which do not suggest the current value
@@ -220,6 +270,7 @@ _POLICIES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "too_long": (_CUT, _LEFT),
     "prompt_too_long": (_LEFT,),
     "answer_cut_off": (_LEFT,),
+    "image_cut": (_LEFT,),
 }
 
 

@@ -176,6 +176,41 @@ def in_part(name: str, paths: Collection[str]) -> str:
 
 
 @dataclass(frozen=True)
+class ImageFamily:
+    """How the models of some types turn a picture into tokens and pixels.
+
+    - ``types``: their model types
+    - ``processor``: its image processor, ``module:class`` in ``transformers.models``; ``pil``: Pillow alone
+      is enough for it (else torchvision)
+    - ``layout``: which tokens stand for a picture (a name of ``plan.images.layouts``)
+    - ``tokens``: by part of that layout the tokenizer's attribute that names it, and its usual text
+    - ``mark``: the part that a chat template writes for a picture; ``written``: the text for a template
+      that takes no pictures, with ``{mark}``
+    - ``settings``, ``processor_settings``: defaults of the image processor and of the whole processor;
+      ``forced``: what the whole processor sets at each call; ``beside``: settings that the model's config
+      has, too; ``options``: further ones that may be set
+    - ``inputs``: what the tower reads; ``joined``: the axis along which pictures are joined, where not 0
+    - ``alone``: a row with several pictures cuts none into tiles
+    """
+
+    types: tuple[str, ...]
+    processor: str
+    layout: str
+    tokens: Mapping[str, tuple[str, ...]]
+    inputs: tuple[str, ...]
+    pil: bool = True
+    mark: str = "image"
+    written: str = "{mark}"
+    settings: Mapping[str, Json] = field(default_factory=dict)
+    processor_settings: Mapping[str, Json] = field(default_factory=dict)
+    forced: Mapping[str, Json] = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    joined: int = 0
+    alone: bool = False
+
+
+@dataclass(frozen=True)
 class _FamilyTable:
     """``transformers``: the version that was tested; ``usual``: types that a message names first;
     ``families``: causal language models; ``encoders``: models that train as classifiers.
@@ -184,6 +219,7 @@ class _FamilyTable:
     transformers: str
     usual: tuple[str, ...]
     composites: Mapping[str, Composite]
+    images: tuple[ImageFamily, ...]
     encoders: Mapping[str, Family]
     families: Mapping[str, Family]
 
@@ -209,6 +245,11 @@ def family_of(kind: Json) -> Family:
 def composites() -> Mapping[str, Composite]:
     """Return, by model type, the models of which only the language model is trained."""
     return _table().composites
+
+
+def image_family(kind: str) -> ImageFamily | None:
+    """Return how models of this type see pictures; None if they see none, or nobody knows how."""
+    return next((family for family in _table().images if kind in family.types), None)
 
 
 def verdicts_of() -> str:

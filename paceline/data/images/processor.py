@@ -1,0 +1,187 @@
+"""A model's image processor: the pixels by Transformers' own class with Pillow, the tokens from sizes alone.
+
+``AutoProcessor`` is not asked: for most families it needs torchvision, for videos that it could read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.errors import DataError
+from paceline.core.json_types import Json
+from paceline.data import codes
+from paceline.plan.images.layouts import image_layout
+from paceline.plan.images.settings import ImageSettings, image_settings
+from paceline.plan.model.family import ImageFamily
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from transformers import PreTrainedTokenizerBase
+    from transformers.image_processing_utils import BaseImageProcessor
+
+Inputs = dict[str, NDArray]
+_DUMMY_SIDE = 32  # pixels: a picture that every family's processor takes, in few tokens
+#: Options under which a picture becomes one tile.
+_UNCUT = {"do_image_splitting": False, "crop_to_patches": False, "do_pan_and_scan": False}
+
+
+class ImageMarks:
+    """The tokens that stand for pictures, and their text. ``mark``: what a chat template writes for one;
+    ``written``: the text for templates that take none; ``token_id``: the token whose embedding is replaced.
+
+    Raises DataError if the tokenizer lacks a token.
+    """
+
+    def __init__(self, family: ImageFamily, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.names: dict[str, str] = {
+            part: str((attribute and getattr(tokenizer, attribute, None)) or usual)
+            for part, (attribute, usual) in family.tokens.items()
+        }
+        self.mark = self.names[family.mark]
+        self.written = family.written.replace("{mark}", self.mark)
+        self.token_id = self._id(tokenizer, "image")
+        for part in self.names:
+            self._id(tokenizer, part)
+
+    def _id(self, tokenizer: PreTrainedTokenizerBase, part: str) -> int:
+        ids = tokenizer.encode(self.names[part], add_special_tokens=False)
+        if len(ids) != 1:
+            raise DataError(codes.DATA_IMAGE_TOKEN("model.tokenizer", self.names[part]))
+        return int(ids[0])
+
+
+@dataclass(frozen=True)
+class ImageProcessor:
+    """Pictures as a model sees them. Small enough for worker processes; the class is made when first used."""
+
+    settings: ImageSettings
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        config: Mapping[str, Json],
+        *,
+        options: Mapping[str, Json] | None = None,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
+    ) -> ImageProcessor:
+        """Return the processor of a model's folder, whose ``config.json`` is ``config``.
+
+        ``options``: ``model.processor_kwargs``; the bounds are ``data.image_min_pixels`` and
+        ``image_max_pixels``. Raises ConfigError for wrong options, DataError for a family without pictures.
+        """
+        settings = image_settings(
+            config, folder, options=options, min_pixels=min_pixels, max_pixels=max_pixels
+        )
+        if settings is None:
+            raise DataError(codes.DATA_IMAGE_FAMILY(str(folder), str(config.get("model_type"))))
+        return cls(settings)
+
+    def expansion(self, width: int, height: int, names: Mapping[str, str], *, alone: bool = True) -> str:
+        """Return the text in place of a picture's mark. Raises ValueError for a shape that is refused."""
+        return image_layout(self.settings, width, height, alone=alone).text(names)
+
+    def tokens(self, width: int, height: int, *, alone: bool = True) -> int:
+        """Return the features of a picture, each of which replaces a token. Raises ValueError."""
+        return image_layout(self.settings, width, height, alone=alone).tokens
+
+    def inputs(self, images: Sequence[Image]) -> Inputs:
+        """Return what the tower reads of a row's pictures (upright, RGB), in order."""
+        return self.joined(self.of_document(images))
+
+    def of_document(self, images: Sequence[Image]) -> list[Inputs]:
+        """Return what the tower reads of each picture of one row."""
+        alone = len(images) == 1
+        inputs = [self.of_image(image, alone=alone) for image in images]
+        if "batch_num_images" in self.settings.family.inputs:
+            for number, arrays in enumerate(inputs):
+                count = [len(images)] if not number else []
+                arrays["batch_num_images"] = np.array(count, np.int64)
+        return inputs
+
+    def of_image(self, image: Image, *, alone: bool = True) -> Inputs:
+        """Return what the tower reads of one picture; the first axis counts pictures, tiles or patches."""
+        return self._processed(self._processor, image, alone)
+
+    def _processed(self, processor: BaseImageProcessor, image: Image, alone: bool) -> Inputs:
+        from transformers.image_processing_utils import BaseImageProcessor
+
+        family = self.settings.family
+        image = self.resized(image)
+        made: Mapping[str, NDArray]
+        if alone or not family.alone:
+            made = processor([image], return_tensors="np")
+        else:  # one of several of its row: the count that says so is a second argument of the class's parent
+            made = BaseImageProcessor.preprocess(processor, [image], [2], return_tensors="np")
+        names = (name for name in family.inputs if name in made and name != "batch_num_images")
+        return {name: _plain(np.asarray(made[name])) for name in names}
+
+    def resized(self, image: Image) -> Image:
+        """Return a picture within the bounds of ``data.image_min_pixels`` and ``image_max_pixels``."""
+        from paceline.plan.images.grids import scaled_size
+
+        size = scaled_size(*image.size, self.settings.min_pixels, self.settings.max_pixels)
+        return image if size == image.size else image.resize(size)
+
+    def joined(self, parts: Iterable[Inputs]) -> Inputs:
+        """Return the inputs of several pictures as one; shorter axes are filled with zeros."""
+        listed, axis = list(parts), self.settings.family.joined
+        return {
+            name: _joined([part[name] for part in listed], axis) for name in (listed[0] if listed else {})
+        }
+
+    def dummy(self) -> Inputs:
+        """Return the inputs of a small black picture in one tile."""
+        from PIL import Image
+
+        settings = self.settings.images
+        uncut = {name: value for name, value in _UNCUT.items() if name in settings}
+        image = Image.new("RGB", (_DUMMY_SIDE, _DUMMY_SIDE))
+        inputs = self._processed(self._made({**settings, **uncut}), image, True)
+        if "batch_num_images" in self.settings.family.inputs:
+            inputs["batch_num_images"] = np.ones(1, np.int64)
+        return inputs
+
+    @cached_property
+    def _processor(self) -> BaseImageProcessor:
+        return self._made(self.settings.images)
+
+    def _made(self, settings: Mapping[str, Json]) -> BaseImageProcessor:
+        module, name = self.settings.family.processor.split(":")
+        try:
+            kind = getattr(import_module(f"transformers.models.{module}"), name)
+        except ImportError as error:
+            raise DataError(codes.DATA_IMAGE_PACKAGE(name, str(error)[:200])) from error
+        whole = self.settings.processor
+        if "spatial_merge_size" in whole:  # patches that the model merges are cut as one
+            merged = self.settings.whole("patch_size") * self.settings.whole("spatial_merge_size")
+            settings = {**settings, "patch_size": merged}
+        made: BaseImageProcessor = kind.from_dict(dict(settings))
+        return made
+
+
+def _plain(values: NDArray) -> NDArray:
+    """Return pixels in single precision, counts as int64."""
+    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64, copy=False)
+
+
+def _joined(arrays: Sequence[NDArray], axis: int) -> NDArray:
+    axis = min(axis, arrays[0].ndim - 1)
+    shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
+    padded = []
+    for array in arrays:
+        short = [
+            0 if n == axis else most - size
+            for n, (most, size) in enumerate(zip(shape, array.shape, strict=True))
+        ]
+        padded.append(np.pad(array, [(0, missing) for missing in short]) if any(short) else array)
+    return np.concatenate(padded, axis=axis)
