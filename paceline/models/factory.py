@@ -38,6 +38,7 @@ from paceline.models.quantized_linear import check_quantisable, convert_to_fp8, 
 from paceline.models.recurrent_layers import keep_documents_apart
 from paceline.models.role_module import RoleModule
 from paceline.models.special_tokens import forget_defaults
+from paceline.models.vision.whole_model import text_model
 from paceline.plan.features.freezing import ALL_TRAINED, Freezing
 from paceline.plan.model.kernels import head_chunk_bytes
 from paceline.plan.plan import AdapterSpec
@@ -72,6 +73,7 @@ class HFModelFactory:
     restored      parameters that a checkpoint brings before anything is computed: if it has all of them,
                   the model's own files are not read
     dropout       False: dropout layers, adapters' too, do nothing (TRL's ``disable_dropout_in_model``)
+    vision        the whole model with its tower, under its own names; False: its language model alone
     fingerprint   of the initial weights, once they were built; None if on meta
 
     Raises ConfigError with a ``models.*`` code for anything the model cannot do.
@@ -99,6 +101,7 @@ class HFModelFactory:
     fp8: bool = False
     restored: Collection[str] = ()
     dropout: bool = True
+    vision: bool = False
     fingerprint: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +115,7 @@ class HFModelFactory:
             self.frozen,
             self.adapter,
             self.restored,
+            self.vision,
         )
 
     @property
@@ -138,7 +142,7 @@ class HFModelFactory:
         register()
         device = options.device or torch.device(self.device)
         meta = device.type == "meta"
-        config = self.weights.own_config.to_dict()
+        config = self.weights.own_config.get_text_config().to_dict()
         choice = choose_attention(self.attention, config, self.weights.takes_attention)
         # 1. The Hugging Face model, with its weights, or with where they are.
         implementation = None if choice.implementation == "auto" else choice.implementation
@@ -170,6 +174,7 @@ class HFModelFactory:
             if self.chunk_bytes is None
             else self.chunk_bytes,
             keeps_frozen=not self.frozen and adapter is None and self.freezing.keeps_masters,
+            gathers=not options.fused,
         )
         module.slices, module.unread = None if held else slices, held
         if selectors and not self.frozen:
@@ -266,15 +271,16 @@ class HFModelFactory:
         """Swap in Paceline's own kernels wherever they compute the same as the model's classes; with
         ``stand_in`` they are probed with substitute values for parameters on meta.
         """
-        rope_by_document(hf)
-        keep_documents_apart(hf)
+        text = text_model(hf)  # the tower computes by its own class
+        rope_by_document(text)
+        keep_documents_apart(text)
         # always: reads only its own weight, and computes in fp32 as Transformers' does
-        fuse_norms(hf, stand_in)
+        fuse_norms(text, stand_in)
         if self.fp8:
-            self._converted = convert_to_fp8(hf.base_model)
+            self._converted = convert_to_fp8(text.base_model)
         elif options.fused:
-            fuse_mlps(hf, stand_in)
-            fuse_attention(hf, stand_in)
+            fuse_mlps(text, stand_in)
+            fuse_attention(text, stand_in)
 
     def _adapt(
         self, hf: HFModel, device: torch.device, slices: Slices | None, packs: bool

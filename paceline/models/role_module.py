@@ -27,6 +27,8 @@ from paceline.models.lora.lora import Adapter, switched_off
 from paceline.models.module_tensors import persistent_buffers
 from paceline.models.recurrent_layers import has_state, how_kept_apart
 from paceline.models.shared_prefix import SharedPrompts, draws_at_random
+from paceline.models.vision.tower import VisionTower
+from paceline.models.vision.whole_model import text_model
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Divergence, Output, Role
@@ -68,10 +70,11 @@ class RoleModule(RootModule):
         temperature: float = 1.0,
         chunk_bytes: int = CHUNK_BYTES,
         keeps_frozen: bool = False,
+        gathers: bool = False,
     ) -> None:
         """``temperature``: log-probabilities and entropies are those of softmax(logits / temperature);
         ``chunk_bytes``: of logits that the head computes at a time; ``keeps_frozen``: frozen weights keep
-        their masters in low precision too.
+        their masters in low precision too; ``gathers``: an engine gathers or shards single submodules.
         """
         super().__init__()
         self.role = role
@@ -81,7 +84,9 @@ class RoleModule(RootModule):
         self.compute_dtype = compute_dtype
         self.notes_by_subject: dict[str, str] = {}  # changes after it was built, for ``notes``
         self.slot = AttentionContext()
-        self.slot.attach(hf)
+        self.vision = VisionTower.of(hf, gathers)
+        text = text_model(hf)  # a tower's attention and layers are its class's own
+        self.slot.attach(text)
         self.head = (
             scalar_head(hf)
             if role in SCALAR_ROLES
@@ -96,18 +101,20 @@ class RoleModule(RootModule):
             self.low_precision = LowPrecisionCopies(
                 self.hf.base_model, head_of(hf), compute_dtype, not engine_casts, keeps_frozen
             )
-        by_length = any(isinstance(module, DocumentRope) for module in hf.modules())  # reads whole documents
+        by_length = any(
+            isinstance(module, DocumentRope) for module in text.modules()
+        )  # reads whole documents
         self.encoder = EncoderInputs.of(hf)
         self._shares = (
             attention.layout == "packed"
             and self.encoder is None
             and not by_length
-            and not draws_at_random(self.hf.base_model, hf.config)
+            and not draws_at_random(text.base_model, text.config)
         )
         self.carries_state = has_state(hf)
         self._compiled: CompiledLayers | None = None
         self._routers: RouterSums | None = None
-        self._load = RouterLoad(hf)
+        self._load = RouterLoad(text)
 
     def forward(self, batch: Batch, required: frozenset[Output]) -> dict[str, Tensor]:
         """Return the outputs in ``required`` for ``batch``: sums and per-token tensors at labelled positions,
@@ -231,14 +238,30 @@ class RoleModule(RootModule):
             with without_pooler(trunk):
                 found: TrunkOutput = trunk(input_ids=ids, attention_mask=mask, **inputs)
                 return found
+        images = None
+        if self.vision is not None and batch.images is not None:
+            images = self.vision.features(batch.images)
         output: TrunkOutput = trunk(
             input_ids=ids,
             position_ids=positions,
             attention_mask=mask,
             use_cache=False,
             **(_ROUTED if routed else {}),
+            **({} if images is None else {"mm_encoder_outputs": images}),
         )
         return output
+
+    def _positions(self, batch: Batch) -> Tensor:
+        """Return the rotary positions of ``batch``: [1, T], or [A, 1, T] on several axes."""
+        several = None if batch.images is None else batch.images.position_ids
+        return batch.position_ids if several is None else several
+
+    def _touched(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """Return ``hidden``; without images in ``batch``, tied to the tower's parameters."""
+        if self.vision is None or batch.images is not None:
+            return hidden
+        zero = self.vision.nothing(hidden.device)
+        return hidden if zero is None else hidden + zero.to(hidden.dtype)
 
     def _sums(
         self,
@@ -253,14 +276,16 @@ class RoleModule(RootModule):
 
     def _packed(self, batch: Batch, routed: bool) -> tuple[Tensor, Tensor | None]:
         """``_states`` of one row; prompts that its documents share are computed once."""
-        shared = SharedPrompts.of(batch) if self._shares and type(batch) is Batch else None
-        ids, positions = batch.input_ids, batch.position_ids
+        shares = self._shares and type(batch) is Batch and batch.images is None
+        shared = SharedPrompts.of(batch) if shares else None
+        ids, positions = batch.input_ids, self._positions(batch)
         if shared is not None:
             ids, positions = shared.kept(ids, 1), shared.kept(positions, 1)
-        layout = PackedSequenceInfo.of(batch, shared, causal=self.encoder is None)
+        ways = "" if self.vision is None else self.vision.both_ways
+        layout = PackedSequenceInfo.of(batch, shared, causal=self.encoder is None, both_ways=ways)
         with self.slot.packed_sequences(layout), self._load.counting(batch, shared=shared):
             output = self._trunk(batch, ids, positions, routed)
-        hidden = output.last_hidden_state
+        hidden = self._touched(output.last_hidden_state, batch)
         sums = self._sums(output, batch, shared) if routed else None
         return (hidden if shared is None else shared.full(hidden, 1)), sums
 
@@ -274,5 +299,5 @@ class RoleModule(RootModule):
         with self.slot.padded_rows(layout), self._load.counting(batch, rows=rows):
             ids, positions = batch.input_ids[0][rows.index], offsets[None, :].expand(rows.index.shape)
             output = self._trunk(batch, ids, positions, routed, rows)
-        hidden = rows.unpad(output.last_hidden_state).unsqueeze(0)
+        hidden = self._touched(rows.unpad(output.last_hidden_state).unsqueeze(0), batch)
         return hidden, self._sums(output, batch, rows=rows) if routed else None

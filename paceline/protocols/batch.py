@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.plan.hardware.device_kinds import CPU, KINDS
+from paceline.protocols.images import Images, images_to
 
 IGNORE_INDEX = -100
 MISMATCHED = "mismatched"  # in ``Batch.others``: the same prompts, each with the answer to another one
@@ -43,6 +44,7 @@ class Batch:
     places         int64 [L] or None    the labelled positions, found on the host before the move to a
                                         device, where finding them would make the host wait; None: see
                                         ``label_places``
+    images       Images or None    the images of all documents; None: no document has one
 
     A filler is one document (``group`` of them) of ``[pad, pad]`` without labels: every parameter gets a
     gradient from it, and it has weight 0.
@@ -61,6 +63,7 @@ class Batch:
     tokens: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     others: Mapping[str, Batch] = field(default_factory=dict, kw_only=True)
     places: Tensor | None = field(default=None, kw_only=True)
+    images: Images | None = field(default=None, kw_only=True)
 
     @property
     def num_tokens(self) -> int:
@@ -99,7 +102,8 @@ class Batch:
         extras = {name: value.pin_memory() for name, value in self.extras.items()}
         tokens = {name: value.pin_memory() for name, value in self.tokens.items()}
         others = {name: batch.pinned() for name, batch in self.others.items()}
-        return replace(self, **moved, extras=extras, tokens=tokens, others=others)
+        images = None if self.images is None else self.images.moved(Tensor.pin_memory)
+        return replace(self, **moved, extras=extras, tokens=tokens, others=others, images=images)
 
     def pinned_as(self, other: Batch) -> Batch:
         """Return the same batch, in pinned memory if ``other``'s is and this is not."""
@@ -116,6 +120,8 @@ class Batch:
         values = (getattr(self, f.name) for f in fields(self))
         yield from (value for value in values if isinstance(value, Tensor))
         yield from (*self.extras.values(), *self.tokens.values())
+        if self.images is not None:
+            yield from self.images.tensors()
 
     def with_numbers(self, numbers: Mapping[str, float]) -> Batch:
         """Return the same batch with ``numbers`` added to ``extras``, float64 and equal for all documents."""
@@ -144,7 +150,7 @@ class Batch:
             for name, value in self.extras.items()
         }
         tokens = {name: value.to(device, non_blocking=True) for name, value in self.tokens.items()}
-        return replace(self, **moved, extras=extras, tokens=tokens)
+        return replace(self, **moved, extras=extras, tokens=tokens, images=images_to(self.images, device))
 
 
 class RowSource(Protocol):

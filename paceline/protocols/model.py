@@ -16,6 +16,8 @@ from paceline.protocols.roles import Divergence, Role
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, TextStreamer
 
+    from paceline.protocols.images import ImageFeatures
+
     class HFModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         """Types, which Transformers' methods lack, of a model with a head; for type checkers.
 
@@ -25,7 +27,11 @@ if TYPE_CHECKING:
         config: PreTrainedConfig
 
         @property
-        def base_model(self) -> PreTrainedModel: ...
+        def base_model(self) -> HFModel: ...
+
+        def get_decoder(self) -> HFModel: ...
+
+        def get_image_features(self, *, return_dict: bool, **inputs: Tensor) -> ImageFeatures: ...
 
         def get_input_embeddings(self) -> nn.Embedding: ...
 

@@ -151,15 +151,17 @@ class VisibleKeys:
     def of(
         cu_queries: Tensor,
         cu_keys: Tensor,
-        queries: int,
-        keys: int,
+        counts: tuple[int, int],
         window: int | None,
         causal: bool = True,
+        ahead: Tensor | None = None,
     ) -> VisibleKeys:
-        """Return the keys that ``queries`` see; boundaries are int32 [D + 1] on the result's device.
+        """Return the keys that queries see (``counts`` of both); boundaries are int32 [D + 1] on the result's
+        device. ``ahead``: int64 [T], a later last key of some causal queries, which no window hides.
 
         A document's queries are its last tokens if it has more keys than queries.
         """
+        queries, keys = counts
         position = torch.arange(queries, device=cu_queries.device)
         document = torch.searchsorted(cu_queries[1:], position, right=True)
         own = position - cu_queries[1:][document] + cu_keys[1:][document]
@@ -168,6 +170,7 @@ class VisibleKeys:
         if window is not None:
             first = torch.maximum(first, own - (window - 1))
             last = torch.minimum(last, own + (window - 1))
+        last = last if ahead is None else torch.maximum(last, ahead)
         return VisibleKeys(first.int(), last.int(), _blocks(first, last, _count(queries), _count(keys)))
 
 

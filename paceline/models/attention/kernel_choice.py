@@ -31,13 +31,21 @@ class AttentionKernels:
         self.traced = ""  # the kernel that compiled layers were traced with last
 
     def choose(
-        self, query: Tensor, value: Tensor, *, window: bool, softcap: bool, sinks: bool, dropout: bool
+        self,
+        query: Tensor,
+        value: Tensor,
+        *,
+        window: bool,
+        softcap: bool,
+        sinks: bool,
+        dropout: bool,
+        ahead: bool = False,
     ) -> str:
         """Return, and record, the kernel for query [1, H, T, D] and value [1, K, T, E]."""
         device = query.device
         if device not in self._facts:
             self._facts[device] = device_capability(device), triton_missing(device)
-        call = AttentionCall(query.shape[-1], value.shape[-1], window, softcap, sinks, dropout)
+        call = AttentionCall(query.shape[-1], value.shape[-1], window, softcap, sinks, dropout, ahead)
         dtype = str(query.dtype).removeprefix("torch.")
         capability, missing = self._facts[device]
         name, _ = attention_kernel(device.type, capability, dtype, call, missing)

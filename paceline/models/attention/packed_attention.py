@@ -163,6 +163,7 @@ def document_attention(
 
     ``kernels`` chooses, and keeps the kernel's name.
     """
+    layout = layout.seen_in(options.window)
     # A window that covers the longest document is none.
     if options.window is not None and options.window >= layout.longest_keys:
         options = options._replace(window=None)
@@ -175,6 +176,7 @@ def document_attention(
         softcap=softcap is not None,
         sinks=sinks is not None,
         dropout=dropout > 0.0,
+        ahead=bool(layout.blocks),
     )
     if layout.keys is not None and kernel not in (VARLEN_FLASH, FLEX):
         inner = partial(document_attention, kernels=kernels)

@@ -173,7 +173,9 @@ def documents_generic(
     for start, end in zip(layout.bounds, layout.bounds[1:], strict=False):
         q, k, v = (x[:, :, start:end] for x in (query, key, value))
         far = window is None or window >= end - start
-        mask = None if far else document_mask(end - start, window, layout.causal, q.device)
+        blocks = layout.blocks_of(start, end)
+        far = far and not blocks
+        mask = None if far else document_mask(end - start, window, layout.causal, q.device, blocks)
         if softcap is not None or sinks is not None:
             if mask is None and not layout.causal:
                 mask = document_mask(end - start, None, False, q.device)
@@ -189,11 +191,21 @@ def documents_generic(
     return torch.cat(pieces, dim=2)
 
 
-def document_mask(length: int, window: int | None, causal: bool, device: torch.device) -> Tensor:
-    """Return bool [length, length]: True where the row's position may attend to the column's."""
+def document_mask(
+    length: int,
+    window: int | None,
+    causal: bool,
+    device: torch.device,
+    blocks: Sequence[tuple[int, int]] = (),
+) -> Tensor:
+    """Return bool [length, length]: True where the row's position may attend to the column's. Positions in
+    one of ``blocks`` see each other, except those before their window.
+    """
     mask = torch.ones(length, length, dtype=torch.bool, device=device)
     if causal or window is not None:
         mask.tril_(0 if causal or window is None else window - 1)
+    for start, end in blocks:
+        mask[start:end, start:end] = True
     return mask if window is None else mask.triu_(1 - window)
 
 
@@ -243,17 +255,14 @@ def documents_padded(
         q, k, v = _before_all(q, k, v, sinks.float() / scale)
     # a pad of nothing would copy
     q, k, v = (F.pad(x, (0, short)) if (short := -x.shape[-1] % FLASH_MULTIPLE) else x for x in (q, k, v))
-    if window is None and layout.causal:
-        mask = None
-    else:
-        mask = document_mask(q.shape[2], window, layout.causal, query.device)
+    mask = _mask_of_rows(layout, q.shape[2], window)
     if mask is not None and not layout.causal:
         # a padding's own row sees itself alone: a row without a key would be NaN
         itself = torch.eye(q.shape[2], dtype=torch.bool, device=query.device)
         mask = ((mask & rows.real[:, None, :]) | itself).unsqueeze(1)
     if mask is not None and sinks is not None:
         # the sink's key is in every window
-        mask[:, 0] = True
+        mask[..., 0] = True
     out = F.scaled_dot_product_attention(
         q,
         k,
@@ -267,6 +276,23 @@ def documents_padded(
     if sinks is not None:
         out = out[:, :, 1:]
     return rows.unpad(out[..., :value_width].transpose(1, 2)).transpose(0, 1).unsqueeze(0)
+
+
+def _mask_of_rows(layout: PackedSequenceInfo, longest: int, window: int | None) -> Tensor | None:
+    """Return bool [longest, longest], or with blocks [D, 1, longest, longest]; None: causal."""
+    device = layout.cu_seqlens.device
+    if layout.blocks:
+        # a sink's key is before the document
+        before = longest - layout.max_seqlen
+        of_documents = [
+            [(a + before, b + before) for a, b in layout.blocks_of(start, end)]
+            for start, end in pairwise(layout.bounds)
+        ]
+        masks = [document_mask(longest, window, layout.causal, device, blocks) for blocks in of_documents]
+        return torch.stack(masks).unsqueeze(1)
+    if window is None and layout.causal:
+        return None
+    return document_mask(longest, window, layout.causal, device)
 
 
 def _before_all(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,6 +20,7 @@ from paceline.models.attention.kernel_choice import AttentionKernels, RowKernels
 from paceline.models.attention.padded_documents import DocumentsByLength, PaddedRows
 from paceline.models.module_tensors import replaced
 from paceline.models.shared_prefix import SharedPrompts
+from paceline.plan.model.family import IN_WINDOWS
 from paceline.protocols.batch import Batch
 
 _ATTRIBUTE = "_paceline_layout"
@@ -36,7 +37,8 @@ class PackedSequenceInfo:
     ``context``: the context-parallel group that the tokens are sharded over (``bounds`` cover all of them),
     or None. ``keys``: the boundaries of the documents' keys where they have more than queries (a document's
     queries are then its last ones), else None. ``causal``: a token sees no later one (False: an encoder's
-    tokens see all of their document, and a window reaches to both sides).
+    tokens see all of their document, and a window reaches to both sides). ``blocks``: [start, end) of tokens
+    that see each other beside the earlier ones, an image's; with ``in_windows`` in layers with a window only.
     """
 
     bounds: tuple[int, ...]
@@ -51,12 +53,19 @@ class PackedSequenceInfo:
     )
     on_host: Tensor | None = None
     causal: bool = True
+    blocks: tuple[tuple[int, int], ...] = ()
+    in_windows: bool = False
 
     @staticmethod
-    def of(batch: Batch, shared: SharedPrompts | None = None, *, causal: bool = True) -> PackedSequenceInfo:
-        """Return the layout of ``batch``. Reads the boundaries on the CPU, where ``Batch.to`` leaves them."""
+    def of(
+        batch: Batch, shared: SharedPrompts | None = None, *, causal: bool = True, both_ways: str = ""
+    ) -> PackedSequenceInfo:
+        """Return the layout of ``batch``. Reads the boundaries on the CPU, where ``Batch.to`` leaves them.
+        ``both_ways``: see ``plan.model.family.Composite``.
+        """
         device = batch.input_ids.device
         bounds = tuple(batch.cu_seqlens.tolist())
+        blocks = batch.images.blocks(bounds) if both_ways and batch.images is not None else ()
         return PackedSequenceInfo(
             bounds,
             batch.cu_seqlens.to(device=device, dtype=torch.int32, non_blocking=True),
@@ -65,6 +74,8 @@ class PackedSequenceInfo:
             shared,
             on_host=batch.cu_seqlens,
             causal=causal,
+            blocks=blocks,
+            in_windows=both_ways == IN_WINDOWS,
         )
 
     @staticmethod
@@ -102,6 +113,18 @@ class PackedSequenceInfo:
         """The largest number of keys of a document."""
         return (self.keys or self).max_seqlen
 
+    def seen_in(self, window: int | None) -> PackedSequenceInfo:
+        """Return the layout for layers with this window: without ``blocks`` where these are not theirs."""
+        return self._plain if self.blocks and self.in_windows and window is None else self
+
+    @cached_property
+    def _plain(self) -> PackedSequenceInfo:
+        return replace(self, blocks=(), _visible={}, _blocks={})
+
+    def blocks_of(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """Return the blocks of the document at [start, end), counted from its start."""
+        return tuple((a - start, b - start) for a, b in self.blocks if start <= a < end)
+
     def visible(self, window: int | None) -> VisibleKeys:
         """Return the keys that each query sees: computed once a micro-batch for all layers that share a
         window."""
@@ -109,9 +132,19 @@ class PackedSequenceInfo:
             keys = self.keys or self
             counts = self.bounds[-1], keys.bounds[-1]
             self._visible[window] = VisibleKeys.of(
-                self.cu_seqlens, keys.cu_seqlens, *counts, window, self.causal
+                self.cu_seqlens, keys.cu_seqlens, counts, window, self.causal, self._ahead
             )
         return self._visible[window]
+
+    @cached_property
+    def _ahead(self) -> Tensor | None:
+        """The last key that each token sees, int64 [T] (a later one within a block); None without blocks."""
+        if not self.blocks:
+            return None
+        last = torch.arange(self.bounds[-1])
+        for start, end in self.blocks:
+            last[start:end] = end - 1
+        return last.to(self.cu_seqlens.device, non_blocking=True)
 
     def block(self, start: int, end: int) -> PackedSequenceInfo:
         """Return the documents of the tokens [start, end): these are the queries, and the keys begin with the

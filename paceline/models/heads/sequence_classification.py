@@ -62,6 +62,9 @@ class Classes:
         }
 
 
+Attention = str | dict[str, str] | None  # a name of Transformers', or one a part of a whole model
+
+
 class AutoClass(Protocol):
     """One of Transformers' auto classes."""
 
@@ -73,7 +76,7 @@ class AutoClass(Protocol):
         config: PreTrainedConfig,
         *,
         dtype: torch.dtype,
-        attn_implementation: str | None,
+        attn_implementation: Attention,
         **code: bool | str | None,
     ) -> HFModel: ...
 
@@ -84,18 +87,24 @@ class AutoClass(Protocol):
         config: PreTrainedConfig,
         revision: str,
         dtype: torch.dtype,
-        attn_implementation: str | None,
+        attn_implementation: Attention,
         use_safetensors: Literal[True],
         output_loading_info: Literal[True],
         **code: bool | str | None,
     ) -> tuple[HFModel, Mapping[str, Collection[str]]]: ...
 
 
-def auto_class(role: Role) -> AutoClass:
-    """Return the Hugging Face auto class that builds the model of ``role``."""
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+def auto_class(role: Role, vision: bool = False) -> AutoClass:
+    """Return the Hugging Face auto class that builds the model of ``role`` (``vision``: with its tower)."""
+    from transformers import (
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSequenceClassification,
+    )
 
-    headed = AutoModelForSequenceClassification if role in SCALAR_ROLES else AutoModelForCausalLM
+    causal = AutoModelForImageTextToText if vision else AutoModelForCausalLM
+    headed = AutoModelForSequenceClassification if role in SCALAR_ROLES else causal
     kind = AutoModel if role in TRUNK_ROLES else headed
     return cast(AutoClass, kind)  # whose methods have no types of their own
 

@@ -37,7 +37,7 @@ from paceline.runtime.process_group.world import World
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from paceline.models.heads.sequence_classification import AutoClass
+    from paceline.models.heads.sequence_classification import Attention, AutoClass
     from paceline.plan.plan import Quantization
     from paceline.protocols.model import HFModel
 
@@ -56,7 +56,7 @@ Place = Callable[[Tensor, Read, torch.device], Tensor]  # the tensor on meta -> 
 def skeleton(
     auto: AutoClass,
     config: PreTrainedConfig,
-    attention: str | None,
+    attention: Attention,
     code: Mapping[str, bool | str | None],
     dtype: torch.dtype = torch.float32,
 ) -> HFModel:
@@ -103,7 +103,7 @@ def name_trunk(hf: HFModel) -> None:
 def from_config(
     auto: AutoClass,
     config: PreTrainedConfig,
-    attention: str | None,
+    attention: Attention,
     code: Mapping[str, bool | str | None],
     dtype: torch.dtype = torch.float32,
 ) -> HFModel:
@@ -272,7 +272,7 @@ def own_part(target: Tensor, read: Read, device: torch.device) -> Tensor:
 def empty_model(
     auto: AutoClass,
     config: PreTrainedConfig,
-    attention: str | None,
+    attention: Attention,
     code: Mapping[str, bool | str | None],
     name: str | None,
     revision: str,

@@ -19,6 +19,7 @@ from paceline.plan.model.family import composites
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from paceline.models.heads.sequence_classification import Attention
     from paceline.protocols.model import HFModel
 
 
@@ -103,7 +104,7 @@ def load_text(
     name: str,
     revision: str,
     dtype: torch.dtype,
-    attention: str | None,
+    attention: Attention,
     quantised: QuantisedFolder | None = None,
 ) -> tuple[HFModel, Mapping[str, Collection[str]]]:
     """Load the language model of the folder ``name``; return it and the keys that Transformers missed.

@@ -28,6 +28,8 @@ from paceline.plan.model.quantized_weights import PackedNames, packed_names, set
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from paceline.models.heads.sequence_classification import Attention
+
 
 @dataclass(frozen=True)
 class QuantisedFolder:
@@ -192,7 +194,7 @@ def load_dequantised(
     name: str,
     revision: str,
     dtype: torch.dtype,
-    attention: str | None,
+    attention: Attention,
 ) -> tuple[Any, Mapping[str, Collection[str]]]:
     """Load the class ``kind`` from the tensors ``wanted`` of a quantized folder; return it and what
     Transformers missed.

@@ -20,6 +20,7 @@ from paceline.models.encoder import POOLER
 from paceline.models.heads.sequence_classification import (
     SCALAR_ROLES,
     TRUNK_ROLES,
+    Attention,
     AutoClass,
     Classes,
     auto_class,
@@ -47,6 +48,7 @@ from paceline.models.loading.multimodal import load_text, whole_model
 from paceline.models.loading.quantized_folder import load_dequantised, quantised_folder
 from paceline.models.loading.resize_embeddings import resize_embeddings, vocabulary_names
 from paceline.models.loading.sharded_loading import folder_slices
+from paceline.models.vision.whole_model import attention_of_parts
 from paceline.plan.model.family import family_of, text_part
 from paceline.plan.model.files.safetensors_headers import stored
 from paceline.plan.model.quantized_weights import plain_config
@@ -84,16 +86,18 @@ class WeightsSource:
     frozen: bool
     adapter: AdapterSpec | None
     restored: Collection[str]
+    vision: bool = False
 
     def __post_init__(self) -> None:
         config = load_hf_config(self.model)
         self.tensors: FolderTensors | None = None
         self.built_whole = ""
-        self.auto = auto_class(self.role)
+        self.auto = auto_class(self.role, self.vision)
         self._quantised = quantised_folder(self.model)
-        self._whole = None if self.model.trust_remote_code else whole_model(config)
+        # the language model alone, cut out of the whole
+        self._whole = None if self.model.trust_remote_code or self.vision else whole_model(config)
         self.own_config = self.config()
-        self.kind = _model_class(self.own_config, self.model, self.role)
+        self.kind = _model_class(self.own_config, self.model, self.auto, self.role)
         self.rows = _rows(self.model, self.old_rows, self.vocab_size)
 
     def config(self, *, sized: bool = False) -> PreTrainedConfig:
@@ -172,11 +176,13 @@ class WeightsSource:
         return saved
 
     def build(
-        self, device: torch.device, options: BuildOptions, attention: str | None
+        self, device: torch.device, options: BuildOptions, attention: Attention
     ) -> tuple[HFModel, Slices | None]:
         """Return the model with its weights: none (meta), from the seed, or from safetensors; and where
         parameters on meta can be read in parts.
         """
+        if self.vision:
+            attention = attention_of_parts(self.own_config, attention)
         meta = device.type == "meta"
         by_slices = (options.by_slices or self.packs) and self.model.config is None and self.known_class
         if meta or by_slices or (self.restored and self.known_class):
@@ -225,7 +231,7 @@ class WeightsSource:
             found["config"] = config_keys(keys, self.own_config)
         return found
 
-    def from_files(self, attention: str | None) -> HFModel:
+    def from_files(self, attention: Attention) -> HFModel:
         """Return the model with the weights of its folder, read whole. Raises ConfigError."""
         name = self.model.name_or_path
         assert name is not None
@@ -255,7 +261,7 @@ class WeightsSource:
         hf.config.dtype = hf.config.get_text_config().dtype = torch.float32
         return hf
 
-    def dtype(self, attention: str | None) -> torch.dtype:
+    def dtype(self, attention: Attention) -> torch.dtype:
         """Return the dtype for reading the weights: the stored one, if that changes no value of the model."""
         model = self.model
         if model.name_or_path is None or model.trust_remote_code:
@@ -267,7 +273,7 @@ class WeightsSource:
         wide = kept == torch.float32 or not buffers_keep_dtype(self.auto, self.config(), attention, kept)
         return torch.float32 if wide else kept
 
-    def _skeleton(self, attention: str | None = None, *, sized: bool = False) -> HFModel:
+    def _skeleton(self, attention: Attention = None, *, sized: bool = False) -> HFModel:
         return skeleton(self.auto, self.config(sized=sized), attention, code_options(self.model))
 
     def _account(self, hf: HFModel) -> None:
@@ -299,7 +305,7 @@ class WeightsSource:
         growing = vocabulary_names(hf) if self.rows > self.old_rows else ()
         return folder_slices(hf, self.tensors, self.fresh, growing, whole, self._quantised)
 
-    def _loaded(self, name: str, attention: str | None) -> tuple[HFModel, Mapping[str, Collection[str]]]:
+    def _loaded(self, name: str, attention: Attention) -> tuple[HFModel, Mapping[str, Collection[str]]]:
         """Return the model of the folder ``name`` and the keys that Transformers missed."""
         revision, dtype = self.model.revision or "main", self.dtype(attention)
         if self._whole is not None:
@@ -337,7 +343,7 @@ def stored_dtype(name: str, revision: str | None, needed: frozenset[str] = froze
 
 
 def buffers_keep_dtype(
-    auto: AutoClass, config: PreTrainedConfig, attention: str | None, dtype: torch.dtype
+    auto: AutoClass, config: PreTrainedConfig, attention: Attention, dtype: torch.dtype
 ) -> bool:
     """Return whether the model built in ``dtype`` has the same dtypes of buffers as one built in fp32.
     Gemma's scale of embeddings, for example, would be rounded.
@@ -373,12 +379,14 @@ def _rows(model: ModelSource, have: int, need: int | None) -> int:
     return -(-need // multiple) * multiple
 
 
-def _model_class(config: PreTrainedConfig, model: ModelSource, role: Role) -> type[nn.Module]:
+def _model_class(
+    config: PreTrainedConfig, model: ModelSource, auto: AutoClass, role: Role
+) -> type[nn.Module]:
     # Which class Transformers will build decides whether attention can be packed.
     if model.trust_remote_code and getattr(config, "auto_map", None):
         return nn.Module  # a class from the hub: nothing is known of its attention
     try:
-        kind = auto_class(role)._model_mapping[type(config)]
+        kind = auto._model_mapping[type(config)]
     except KeyError as error:
         if role in SCALAR_ROLES:
             raise ConfigError(

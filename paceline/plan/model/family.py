@@ -142,7 +142,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Composite:
-    """A model of which only the language model is trained.
+    """A model with a vision tower, whose language model is trained alone or with the whole.
 
     - ``text``: the type of the causal class that computes a text as this model does (empty: its
       text_config's)
@@ -150,6 +150,9 @@ class Composite:
     - ``values``: fixed behaviour of its class, as values of the causal class's config
     - ``tower``, ``projector``: modules (or parameters) that read images, and those that bring the tower's
       features to the text, by their paths in the trunk; the projector may lie within the tower
+    - ``pixels``: the form of its tower's inputs (``models.vision.dummy_image``); empty: images cannot train
+    - ``both_ways``: layers of the language model where the tokens of an image see each other: ``all``, or
+      ``windows``, those with a window, if its ``use_bidirectional_attention`` is ``vision``; empty: none
     """
 
     text: str = ""
@@ -157,6 +160,8 @@ class Composite:
     values: Mapping[str, Json] = field(default_factory=dict)
     tower: tuple[str, ...] = ("vision_tower",)
     projector: tuple[str, ...] = ("multi_modal_projector",)
+    pixels: str = ""
+    both_ways: str = ""
 
     @property
     def parts(self) -> Mapping[str, str]:
@@ -288,6 +293,17 @@ def composite_of(config: Mapping[str, Json]) -> Composite | None:
         composite is not None and bool(composite.text) and "vision_config" in config
     )  # as Qwen2-VL's was released
     return composite if flat or (isinstance(inner, Mapping) and inner) else None
+
+
+IN_WINDOWS = "windows"
+
+
+def both_ways(config: Mapping[str, Json]) -> str:
+    """Return ``Composite.both_ways`` of a ``config.json``; empty if tokens of an image see earlier ones
+    only."""
+    composite = composites().get(str(config.get("model_type")), Composite())
+    set_so = text_part(config).get("use_bidirectional_attention") == "vision"
+    return composite.both_ways if composite.both_ways != IN_WINDOWS or set_so else ""
 
 
 def text_part(config: Mapping[str, Json]) -> Mapping[str, Json]:

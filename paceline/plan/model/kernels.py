@@ -39,7 +39,7 @@ _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 class AttentionCall:
     """The features of an attention call: the head dims of queries and keys, and of values; a sliding window
     shorter than a document; scores capped before the softmax; a learned sink per head (in the softmax without
-    a value); and dropout.
+    a value); dropout; and tokens of an image that see later ones.
     """
 
     width: int
@@ -48,6 +48,7 @@ class AttentionCall:
     softcap: bool = False
     sinks: bool = False
     dropout: bool = False
+    ahead: bool = False
 
 
 def attention_kernel(
@@ -62,10 +63,13 @@ def attention_kernel(
     """
     if device == "cpu":
         return _on_cpu(call)
-    if call.softcap:
+    if call.softcap or call.ahead:
         obstacle = _no_flex(device, capability, dtype, call, uncompiled)
         if obstacle is None:
-            return FLEX, "one compiled kernel over all documents of a row, which caps the scores as it goes"
+            does = "caps the scores as it goes" if call.softcap else "knows which tokens see later ones"
+            return FLEX, f"one compiled kernel over all documents of a row, which {does}"
+        if not call.softcap:
+            return PADDED_SDPA, f"{obstacle}, so one padded call"
         return DOCUMENT_SCORES, f"{obstacle}, so all capped scores of one document are computed per call"
     obstacle = _no_flash(device, capability, dtype, call)
     if obstacle is None:
@@ -82,7 +86,7 @@ def _on_cpu(call: AttentionCall) -> tuple[str, str]:
             DOCUMENT_SDPA,
             "a CPU has no kernel with dropout, so all scores of one document are computed per call",
         )
-    if call.window or call.width != call.value_width:
+    if call.window or call.ahead or call.width != call.value_width:
         return DOCUMENT_SDPA, "a CPU has no variable-length kernel, so one call per document"
     return DOCUMENT_FLASH, "a CPU has no variable-length kernel, so one causal call per document"
 

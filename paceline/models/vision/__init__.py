@@ -1,0 +1,1 @@
+"""Models with a vision tower, trained whole: images beside the packed row."""
