@@ -237,6 +237,61 @@ class _PLAN_FREEZE_ROUNDED(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_VISION_NO_TOWER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        family: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_VISION_ALGORITHM(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        algorithm: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_VISION_RATES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        why: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_VISION_CONTEXT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        key: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_VISION_PIPELINE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        key: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_ALIBI_TWICE(CodeName):
     def __call__(
         self,
@@ -1118,6 +1173,11 @@ PLAN_FREEZE_ALL: _PLAN_FREEZE_ALL
 PLAN_FREEZE_ADAPTERS: _PLAN_FREEZE_ADAPTERS
 PLAN_FREEZE_PIPELINE: _PLAN_FREEZE_PIPELINE
 PLAN_FREEZE_ROUNDED: _PLAN_FREEZE_ROUNDED
+PLAN_VISION_NO_TOWER: _PLAN_VISION_NO_TOWER
+PLAN_VISION_ALGORITHM: _PLAN_VISION_ALGORITHM
+PLAN_VISION_RATES: _PLAN_VISION_RATES
+PLAN_VISION_CONTEXT: _PLAN_VISION_CONTEXT
+PLAN_VISION_PIPELINE: _PLAN_VISION_PIPELINE
 PLAN_BALANCE_LOSS: Code
 PLAN_BALANCE_LOSS_SPLIT: Code
 PLAN_QUANTISED_BASE: Code

@@ -226,6 +226,7 @@ class Plan:
     of the reference's log-probabilities: ``live``, ``adapter`` (disabled), ``cached``, or empty. ``models``:
     the algorithm's further models by role. ``memory``: model states per rank (None before they are counted).
     ``save_async``: checkpoints are hashed and written during training.
+    ``vision``: the whole model is trained on rows with images; else of a composite its language model alone.
     ``config``: the resolved config, for planner and checkpoints; workers use the attributes and properties
     here.
     """
@@ -263,6 +264,7 @@ class Plan:
     flash: str = field(default="", metadata=plan_json.UNLESS_DEFAULT)
     whole_scores: bool = field(default=False, metadata=plan_json.UNLESS_DEFAULT)
     save_async: bool = field(default=False, metadata=plan_json.UNLESS_DEFAULT)
+    vision: bool = field(default=False, metadata=plan_json.UNLESS_DEFAULT)
 
     @property
     def limits(self) -> WaitLimits:

@@ -17,6 +17,7 @@ from paceline.core.package import cache_folder
 from paceline.core.rundir import RunDir
 from paceline.launch.environment.guide_variables import translate
 from paceline.launch.environment.job_managers import OWN_DEVICES, parse_nonnegative_int, process_rank
+from paceline.launch.preflight.child_checks import images_in_rows
 from paceline.launch.preflight.once_per_node import once_per_node
 from paceline.launch.preflight.plan_job import preflight_findings_of_ranks, with_files
 from paceline.launch.process_spec import Cluster
@@ -142,6 +143,7 @@ def same_size(plan: Plan, env: RankEnv) -> None:
 def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
     """Make the plan on this rank, without a parent. Only rank 0's plan is used."""
     config = start.config
+    shape = shape_of(config.model, environ, exactly=True)
     job = Job(
         config,
         probe_hardware(
@@ -154,8 +156,9 @@ def plan_here(start: Start, env: RankEnv, environ: Mapping[str, str]) -> Plan:
         num_nodes=env.num_nodes,
         launcher=env.launcher,
         run_dir=str(RunDir.at(config.run_directory()).root),
-        shape=shape_of(config.model, environ, exactly=True),
+        shape=shape,
         others=named_shapes(config, environ, exactly=True),
+        images=images_in_rows(config, shape),
     )
     return make_plan(job)
 

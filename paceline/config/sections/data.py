@@ -103,7 +103,43 @@ def to_split(value: Json) -> Json:
     return to_int(number) if number >= 1 else number
 
 
-class DataSection(Section):
+class ImageFields(Section):
+    """Images of the rows."""
+
+    media_dir: OptPath = Field(
+        default=None,
+        description=(
+            "Folder in which the paths of images in the rows begin; the folder of each data file when empty."
+        ),
+    )
+    image_min_pixels: OptInt = Field(
+        default=None,
+        ge=1,
+        description="Images with fewer pixels (width × height) are enlarged to it before the processor.",
+    )
+    image_max_pixels: OptInt = Field(
+        default=None,
+        ge=1,
+        description="Images with more pixels (width × height) are made smaller before the processor.",
+    )
+    image_refuse_pixels: Int = Field(
+        default=89_478_485,
+        ge=1,
+        description=(
+            "Images with more pixels are bad rows (on_bad_row) and never decoded; the default is the bound of"
+            " Pillow's warning."
+        ),
+    )
+    image_cache: Annotated[str, Word("none", "disk")] = Field(
+        default="none",
+        description=(
+            "Where the pixels that the model gets are kept: none (made from the files by the threads of the"
+            " loader, each epoch anew), or disk (written once to cache_dir)."
+        ),
+    )
+
+
+class DataSection(ImageFields):
     """Training data and preprocessing. ``train`` and ``eval`` accept a path or a list of paths."""
 
     train: Annotated[tuple[Dataset, ...], BeforeValidator(to_datasets)] = Field(

@@ -18,6 +18,7 @@ from paceline.config.sections.types import (
     Texts,
     Word,
     misfit,
+    to_bool,
 )
 from paceline.core.json_types import Json
 
@@ -31,6 +32,13 @@ def _to_special_tokens(value: Json) -> dict[str, str]:
         raise misfit(f"has {', '.join(map(str, other))}: the names are {', '.join(SPECIAL_TOKENS)}")
     return {name: str(text) for name, text in value.items()}
 
+
+def _to_vision(value: Json) -> bool | str:
+    return AUTO if isinstance(value, str) and value.strip().lower() == AUTO else to_bool(value)
+
+
+#: ``vision`` by the model and the rows
+AUTO = "auto"
 
 IDLE: dict[str, str] = {
     "model.low_cpu_mem": (
@@ -77,6 +85,20 @@ class ModelSection(Section):
             "Dtype in which the weights are loaded. Trained weights are kept in float32 "
             "regardless (in bfloat16 with training.pure_bf16), except with float64, in which "
             "everything is then computed (to compare strategies)."
+        ),
+    )
+    vision: Annotated[bool | str, BeforeValidator(_to_vision)] = Field(
+        default=AUTO,
+        description=(
+            "Whether a model that also reads images is trained with its tower, on rows with images; auto: if"
+            " the first rows of a data set have images. Otherwise its language model is trained alone."
+        ),
+    )
+    processor_kwargs: Mapping = Field(
+        default={},
+        description=(
+            "Options of the model's image processor, in place of those in its folder, e.g. `{do_pan_and_scan:"
+            " true}`."
         ),
     )
     chat_template: OptText = Field(

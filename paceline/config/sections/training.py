@@ -54,6 +54,22 @@ class FreezingFields(Section):
             " as in freeze."
         ),
     )
+    learning_rates: PartRates | None = Field(
+        default=None, description="Other learning rates for the vision tower and the projector."
+    )
+
+
+class PartRates(Section):
+    """Peak learning rates of single parts of a model that reads images, with the same schedule."""
+
+    vision: OptFloat = Field(
+        default=None, ge=0, description="Of the vision tower; training.learning_rate when empty."
+    )
+    projector: OptFloat = Field(
+        default=None,
+        ge=0,
+        description="Of the layers between tower and text; training.learning_rate when empty.",
+    )
 
 
 class ExpertFields(Section):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.config.registries.object_store_url import is_url, parse_url
+from paceline.config.sections.model import AUTO
 from paceline.core.diagnostics import Diagnostic, Severity, errors
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
@@ -16,11 +17,12 @@ from paceline.launch.child import can_fork, run_job
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
+    from paceline.plan.model.shape import ModelShape
     from paceline.plan.plan import Plan
 
 #: The checks take a second; imports of torch, Transformers and user modules from a slow disk take longer.
 SECONDS = 180.0
-_CHECKS = "paceline.training.preflight.trial"
+_CHECKS, _IMAGES = "paceline.training.preflight.trial", "paceline.data.preflight.image_rows"
 _NO_TRIES = "--no-imports: problems that only an import can show will appear in the processes of the run"
 _URL, _RESUME = "training.checkpoint_url", "training.resume_from_checkpoint"
 
@@ -90,6 +92,23 @@ def run_preflight(
     template = reply.get("template")
     name_and_text = None if template is None else (str(template[0]), str(template[1]))
     return PreflightResult((*here, *of_model), tries, skipped=not imports, template=name_and_text)
+
+
+def images_in_rows(config: Config, shape: ModelShape | None, *, imports: bool = True) -> bool:
+    """Whether the first rows of a data set have images, where that decides ``model.vision``: read in a child
+    process, for a model of which a text model is a part. False if it is not known.
+    """
+    if config.model.vision != AUTO or shape is None or not shape.composite:
+        return False
+    job = {"config": config.to_json(), "imports": False}
+    reply = None
+    if can_fork():
+        reply, _ = run_job(_IMAGES, job, SECONDS, fork=True)
+    known = (reply or {}).get("images")
+    if known is None and (imports or reply is None):
+        reply, _ = run_job(_IMAGES, {**job, "imports": imports}, SECONDS)
+        known = (reply or {}).get("images")
+    return bool(known)
 
 
 def check_in_doubt(partial: Config, doubt: frozenset[str]) -> list[Diagnostic]:

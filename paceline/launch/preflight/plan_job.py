@@ -21,7 +21,12 @@ from paceline.launch.claim_run_dir import WAIT_SECONDS, check_run_dir
 from paceline.launch.environment.deepspeed_build_locks import op_lock_problems
 from paceline.launch.environment.job_managers import OWN_DEVICES
 from paceline.launch.launchers import launcher_for
-from paceline.launch.preflight.child_checks import check_in_doubt, from_object_storage, run_preflight
+from paceline.launch.preflight.child_checks import (
+    check_in_doubt,
+    from_object_storage,
+    images_in_rows,
+    run_preflight,
+)
 from paceline.launch.preflight.facts import facts
 from paceline.launch.preflight.machine import OF_ANOTHER_RUN, code_sandbox, of_machine
 from paceline.launch.process_spec import Cluster
@@ -145,7 +150,8 @@ def _draft(
     )
     others, missing = _others(config, imports)
     world, nodes = processes.world_size, processes.num_nodes
-    job = Job(config, hardware, world, nodes, launcher, str(run.root), shape, others, needs_room)
+    images = images_in_rows(config, shape, imports=imports)
+    job = Job(config, hardware, world, nodes, launcher, str(run.root), shape, others, needs_room, images)
     tried = try_plan(job, provenance=loaded.provenance, facts=facts_here)
     plan = tried.plan
     problems += [*missing, *tried.problems, *_unread(loaded)]

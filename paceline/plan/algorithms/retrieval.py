@@ -118,6 +118,7 @@ EMBEDDING = EmbeddingSpec(
     whole_answers=True,
     evaluated=("eval_loss", "eval_accuracy", "eval_mrr", "eval_recall_at_10"),
     loaded_by="SentenceTransformer",
+    reads_images=False,
 )
 RERANKER = RerankerSpec(
     "reranker",
@@ -128,4 +129,5 @@ RERANKER = RerankerSpec(
     evaluated=("eval_loss", "eval_accuracy"),
     loaded_by="CrossEncoder",
     scores_pairs=True,
+    reads_images=False,
 )

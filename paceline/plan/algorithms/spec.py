@@ -54,7 +54,7 @@ class AlgorithmSpec:
     options next to it. ``loaded_by``: class of sentence-transformers that loads an export; ``scores_pairs``:
     it reads a query and a document together. ``beside``: options that the run uses, not the class.
     ``lends_head``: frozen roles whose head every rank keeps whole; ``same_tokens``: roles that need the
-    policy's tokenizer.
+    policy's tokenizer. ``reads_images``: its rows may have images.
     For a user-defined spec (``module:SPEC``): ``implementation``: its class, as ``module:Class``;
     ``options``: options with defaults, which set their types; they are given in
     ``training.algorithm_options``.
@@ -83,6 +83,7 @@ class AlgorithmSpec:
     beside: tuple[str, ...] = ()
     lends_head: tuple[str, ...] = ()
     same_tokens: tuple[str, ...] = ()
+    reads_images: bool = True
     implementation: str = ""
     options: Mapping[str, Json] = field(default_factory=dict)
 

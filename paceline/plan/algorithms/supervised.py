@@ -97,6 +97,7 @@ DISTILLATION = DistillationSpec(
     same_tokens=("teacher",),
     own_answers="lmbda",
     beside=("lmbda", "max_completion_length", "sampling_temperature"),
+    reads_images=False,
     evaluated=("eval_loss", "eval_nll", "eval_token_accuracy"),
 )
 

@@ -46,7 +46,7 @@ class Job:
 
     ``launcher`` starts them; ``run_dir`` is the output directory. ``shape`` may be None if ``model.config``
     is given (``model_shape``); ``others`` are the shapes of other models by name. ``needs_room`` is False if
-    this plan will not be run itself.
+    this plan will not be run itself. ``images``: the first rows of a data set have images.
     """
 
     config: Config
@@ -58,6 +58,7 @@ class Job:
     shape: ModelShape | None = None
     others: Mapping[str, ModelShape | None] = field(default_factory=dict)
     needs_room: bool = True
+    images: bool = False
 
     @property
     def training(self) -> TrainingSection:

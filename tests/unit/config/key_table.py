@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from paceline.config.sections.types import Section
 from paceline.core.plugins.tables import ALGORITHMS
+from paceline.plan.features.vision import OF_IMAGES
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,9 @@ SERVER = {
     "training.rollout.server.url": "http://127.0.0.1:1",
     "training.rollout.verify_weights": False,
 }
+TEXT = {**p.MODEL, "model_type": "qwen2_5_vl_text"}
+SEES = {"model.config": {"model_type": "qwen2_5_vl", "text_config": TEXT, "vision_config": {}}}
+SIGHT = "tests/unit/plan/test_vision.py"
 SERVERS = "tests/unit/generation/test_rollout_servers.py"
 WAYS = "tests/unit/generation/test_weight_ways.py"
 STARTED = "tests/unit/launch/test_generation_servers.py"
@@ -132,6 +136,7 @@ TABLE: dict[str, Key | Read] = {
     "model.embedding_multiple": Key(p.factory_source, 64),
     "model.attn_implementation": Key(p.plan(), "sdpa"),
     "model.dtype": Key(p.plan(), "float64"),
+    "model.vision": Key(p.plan(), True, refused="plan.vision_no_tower"),
     **under(
         "model",
         p.tokenizer,
@@ -376,6 +381,8 @@ TABLE: dict[str, Key | Read] = {
     ),
     "training.freeze": Key(p.factory, ["embed_tokens"], {}),
     "training.unfreeze": Key(p.factory, ["embed_tokens"], {}),
+    **under("training.learning_rates", p.plan(), {**SEES, "model.vision": True}, vision=1e-6, projector=1e-5),
+    **{path: Read("plan/features/vision.py", "image_options", SIGHT) for path in OF_IMAGES[:-1]},
     "training.disable_dropout": Key(p.factory, True, {}),
     "training.torch_compile_backend": Key(p.factory, "eager", COMPILED),
     "training.torch_compile_mode": Key(p.factory, "max-autotune", COMPILED),

@@ -1,0 +1,88 @@
+"""Whether the first rows of a job's data sets have images, found in a child process before the plan is made:
+``python -m paceline.data.preflight.image_rows JOB ANSWER`` (both JSON files)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.config.schema import Config
+from paceline.core.errors import PacelineError
+from paceline.data.preflight.check_sets import is_looked_into
+from paceline.data.preflight.find_sets import LOOKED_AT, converter_named, find_set, sections_of
+from paceline.data.rows.messages import parsed_turns
+from paceline.data.rows.values import Cell, Row, is_empty
+from paceline.data.sources.readers import read_rows
+from paceline.data.sources.user_code import converted
+from paceline.launch.program import program
+
+if TYPE_CHECKING:
+    from paceline.config.sections.data import Dataset
+
+COLUMNS = ("images", "image")
+_PARTS = frozenset({"image", "image_url", "input_image"})
+_DEEPEST = 6  # a row's columns, lists of turns, turns, lists of parts, parts
+
+
+@program
+def main(job: str, answer: str) -> int:
+    """Write to ``ANSWER`` whether rows of the config in ``JOB`` have images. Return the exit code."""
+    request = json.loads(Path(job).read_text(encoding="utf-8"))
+    known = images_in_rows(Config.from_json(request["config"]), imports=bool(request["imports"]))
+    Path(answer).write_text(json.dumps({"images": known}), encoding="utf-8")
+    return 0
+
+
+def images_in_rows(config: Config, *, imports: bool) -> bool | None:
+    """Return whether the first rows of any data set have an image; None if some were not read.
+
+    ``imports``: sets that need the user's code or the ``datasets`` library are read, too. What cannot be
+    read is not said here: other checks name it.
+    """
+    left = False
+    for key, section in sections_of(config.data):
+        with suppress(PacelineError):
+            converter = converter_named(section, config.data.converter)
+            data_set = find_set(key, section)
+            here = is_looked_into(data_set, None) and converter is None
+            if data_set.located.kind == "hub" or not (here or imports):
+                left = True
+                continue
+            rows = iter(read_rows(data_set.located, section.split))
+            rows = rows if converter is None else converted(rows, converter)
+            head = parsed_turns(itertools.islice(rows, LOOKED_AT), section.columns)
+            values = (row.value for row in head if row.value is not None)
+            if any(has_image(value, _columns(section)) for value in values):
+                return True
+    return None if left else False
+
+
+def _columns(section: Dataset) -> tuple[str, ...]:
+    """Return the columns in which a data set's images may stand."""
+    return (*COLUMNS, *(str(section.columns[name]) for name in COLUMNS if name in section.columns))
+
+
+def has_image(row: Row, columns: tuple[str, ...] = COLUMNS) -> bool:
+    """Whether a row has an image: in a column, or as a part of a turn's content."""
+    return any(not is_empty(row.get(name)) for name in columns) or any(_parts(row, 0))
+
+
+def _parts(value: Cell, depth: int) -> Iterator[bool]:
+    if depth > _DEEPEST:
+        return
+    if isinstance(value, Mapping):
+        yield value.get("type") in _PARTS or (depth > 1 and any(not is_empty(value.get(n)) for n in COLUMNS))
+    inner = (
+        value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    )
+    for item in inner:
+        yield from _parts(item, depth + 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1], sys.argv[2]))

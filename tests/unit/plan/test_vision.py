@@ -1,0 +1,177 @@
+"""Whether a model trains with its tower: by the key, its config and the rows; what is refused with images."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import A100
+
+from paceline.config.schema import Config
+from paceline.core.errors import ConfigError
+from paceline.data.preflight.image_rows import images_in_rows
+from paceline.plan.features.vision import OF_IMAGES
+from paceline.plan.plan import Plan
+from paceline.plan.strategies.spec import Job
+from paceline.rules.planning import make_plan
+
+TEXT = {
+    "model_type": "qwen2_5_vl_text",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+}
+SEES: dict[str, Any] = {"model_type": "qwen2_5_vl", "text_config": TEXT, "vision_config": {}}
+READS: dict[str, Any] = {**TEXT, "model_type": "qwen2"}
+
+
+def plan_of(of: dict[str, Any], *, images: bool = True, world: int = 1, **sections: Any) -> Plan:
+    written = {
+        "model": {"config": of, "tokenizer": "t", **sections.get("model", {})},
+        "data": {"train": [{"path": "rows.jsonl"}], **sections.get("data", {})},
+        "training": {"max_steps": 4, **sections.get("training", {})},
+    }
+    hardware = replace(A100, num_devices=world)
+    job = Job(Config.from_json(written), hardware, world_size=world, launcher="spawn", run_dir="/nowhere/run")
+    return make_plan(replace(job, images=images))
+
+
+def about(plan: Plan, subject: str) -> Any:
+    return next((d for d in plan.decisions if d.subject == subject), None)
+
+
+@pytest.mark.parametrize(
+    ("model", "images", "key", "on"),
+    [
+        (SEES, True, "auto", True),
+        (SEES, False, "auto", False),
+        (SEES, False, True, True),
+        (SEES, True, False, False),
+        (READS, False, "auto", False),
+        (READS, True, "auto", False),
+        (READS, True, False, False),
+    ],
+)
+def test_a_tower_is_trained_with_where_the_model_has_one_and_rows_have_images_or_as_the_key_says(
+    model: dict[str, Any], images: bool, key: Any, on: bool
+) -> None:
+    plan = plan_of(model, images=images, model={"vision": key})
+    assert plan.vision is on and Plan.from_json(plan.to_json()).vision is on
+    decision = about(plan, "model.vision")
+    assert (decision is not None) is (model is SEES)
+    if decision is not None:
+        assert decision.choice == ("on" if on else "off")
+        assert on or "language model alone" in decision.reason
+
+
+def test_keys_of_images_are_said_to_do_nothing_where_no_image_is_read() -> None:
+    given: dict[str, Any] = {
+        "model": {"processor_kwargs": {"size": {"shortest_edge": 56}}},
+        "data": {
+            "media_dir": "/pictures",
+            "image_min_pixels": 100,
+            "image_max_pixels": 10_000,
+            "image_refuse_pixels": 1_000_000,
+            "image_cache": "disk",
+        },
+        "training": {"learning_rates": {"vision": 1e-6}},
+    }
+    idle = plan_of(SEES, images=False, **given)
+    refused = {d.subject for d in idle.decisions if not d.granted}
+    assert set(OF_IMAGES) <= refused and idle.optimizer.rate_ratios == {}
+    acting = plan_of(SEES, **given)
+    assert not set(OF_IMAGES) & {d.subject for d in acting.decisions if not d.granted}
+    assert acting.optimizer.rate_ratios == {"visual": 0.02, "visual.merger": 1.0}
+    assert not set(OF_IMAGES) & {d.subject for d in plan_of(SEES, images=False).decisions}
+
+
+GRPO = {"algorithm": "grpo", "rollout": {"rewards": [{"name": "ended"}]}}
+
+
+@pytest.mark.parametrize(
+    ("model", "training", "key", "code"),
+    [
+        (READS, {}, True, "plan.vision_no_tower"),
+        (
+            SEES,
+            {"learning_rate": 0, "learning_rates": {"vision": 1e-6}},
+            "auto",
+            "plan.vision_rates",
+        ),
+        (SEES, GRPO, "auto", "plan.vision_algorithm"),
+        (SEES, {**GRPO, "algorithm": "ppo"}, True, "plan.vision_algorithm"),
+        (SEES, {**GRPO, "algorithm": "rloo"}, True, "plan.vision_algorithm"),
+        (SEES, {**GRPO, "algorithm": "reinforce_plus_plus"}, True, "plan.vision_algorithm"),
+        (SEES, {"algorithm": "embedding"}, "auto", "plan.vision_algorithm"),
+        (SEES, {"algorithm": "reranker"}, "auto", "plan.vision_algorithm"),
+        (
+            SEES,
+            {"algorithm": "distillation", "distillation": {"teacher_model": "org/teacher"}},
+            "auto",
+            "plan.vision_algorithm",
+        ),
+        (
+            SEES,
+            {"distributed_strategy": "fsdp", "parallelism": {"cp_size": 2}},
+            "auto",
+            "plan.vision_context",
+        ),
+        (
+            SEES,
+            {"distributed_strategy": "pipeline", "parallelism": {"pp_size": 2}},
+            "auto",
+            "plan.vision_pipeline",
+        ),
+    ],
+)
+def test_what_does_not_train_with_images_is_refused_by_name(
+    model: dict[str, Any], training: dict[str, Any], key: Any, code: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan_of(model, world=2, model={"vision": key}, training=training)
+    [finding] = [d for d in refused.value.diagnostics if d.code.startswith("plan.vision")]
+    assert finding.code == code and finding.hint
+    if model is SEES:  # without images it starts
+        with_text = {"vision": False}
+        try:
+            plan_of(model, world=2, images=False, model=with_text, training=training)
+        except ConfigError as error:
+            assert not [d for d in error.diagnostics if "vision" in d.code]
+
+
+PICTURE = "data:image/png;base64,AAAA"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"instruction": "What?", "output": "A cat.", "images": ["cat.png"]},
+        {"prompt": "What?", "completion": "A cat.", "image": PICTURE},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PICTURE}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "input_image", "image_url": PICTURE}]}]},
+        {"messages": [{"role": "user", "content": "<image>What?", "images": ["cat.png"]}]},
+        {"messages": json.dumps([{"role": "user", "content": [{"type": "image", "image": "cat.png"}]}])},
+        {"question": "What?", "answer": "A cat.", "pictures": ["cat.png"]},
+    ],
+)
+def test_the_first_rows_say_whether_there_are_images(row: dict[str, Any], tmp_path: Path) -> None:
+    text = {"instruction": "What?", "output": "A cat.", "images": []}
+    plain, seen = tmp_path / "plain.jsonl", tmp_path / "seen.jsonl"
+    plain.write_text(json.dumps(text) + "\n")
+    seen.write_text("".join(json.dumps(r) + "\n" for r in (text, row)))
+
+    def images(*sets: Any) -> bool | None:
+        config = Config.from_json({"data": {"train": list(sets)}})
+        return images_in_rows(config, imports=False)
+
+    with_columns = {"path": str(seen), "columns": {"images": "pictures"}}
+    assert images({"path": str(plain)}) is False
+    assert images({"path": str(plain)}, with_columns) is True
+    assert images({"path": str(tmp_path / "missing.jsonl")}) is False
+    assert images({"path": "owner/name"}) is None
