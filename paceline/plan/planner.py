@@ -66,7 +66,7 @@ from paceline.plan.features.precision import (
     fp8_decisions,
     rounds,
 )
-from paceline.plan.features.vision import check_vision, choose_vision, rate_ratios, vision_decisions
+from paceline.plan.features.vision import VisionChoice
 from paceline.plan.hardware.device_kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import BatchSplit, Mesh, split_batch
@@ -139,7 +139,7 @@ class Resolved:
     router: RouterOptions
     engine: ResolvedEngine
     rollout: RolloutSizes | None
-    vision: bool
+    vision: VisionChoice
 
 
 def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic]) -> Resolved:
@@ -152,9 +152,9 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     adapter = attempt(lambda: adapter_of(job.lora), problems)
     freezing = Freezing.configured(training, shape)
     router = router_options(training, shape.router_aux_loss if shape else 0.0)
-    vision = choose_vision(job)
+    vision = VisionChoice.of(job)
     optimizer = _optimizer(training, job.lora, problems)
-    optimizer = replace(optimizer, rate_ratios=rate_ratios(job) if vision else {})
+    optimizer = replace(optimizer, rate_ratios=vision.rate_ratios(job))
     precision = choose_precision(
         training.mixed_precision,
         job.hardware,
@@ -195,7 +195,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     problems += check_router(shape, router, adapters=job.lora is not None)
     mesh = None if cut is None else cut.mesh
     problems += check_freezing(shape, freezing, mesh, adapters=job.lora is not None)
-    problems += check_vision(job, vision, mesh)
+    problems += vision.check(job, mesh)
     if cut is not None:
         run = replace(run, mesh=cut.mesh)
         problems += check_family(shape, cut.mesh)
@@ -367,7 +367,7 @@ def _assembled(job: Job, resolved: Resolved, warnings: Sequence[Diagnostic]) -> 
         engine=engine.options,
         adapter=resolved.adapter,
         reference=reference,
-        vision=resolved.vision,
+        vision=resolved.vision.on,
         models={role: _with_shape(role, other, shape, job.others) for role, other in models.items()},
     )
     decisions = (
@@ -375,7 +375,7 @@ def _assembled(job: Job, resolved: Resolved, warnings: Sequence[Diagnostic]) -> 
         *engine.decisions,
         about_backend,
         attention,
-        *vision_decisions(job, resolved.vision),
+        *resolved.vision.decisions(),
         *_model_decisions(plan, resolved.router, hardware),
         *about_models,
         *_training_decisions(plan, resolved.rollout, hardware),

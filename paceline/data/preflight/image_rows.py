@@ -1,14 +1,10 @@
-"""Whether the first rows of a job's data sets have images, found in a child process before the plan is made:
-``python -m paceline.data.preflight.image_rows JOB ANSWER`` (both JSON files)."""
+"""Whether the first rows of a job's data sets have images, which decides ``model.vision: auto``."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.config.schema import Config
@@ -19,7 +15,6 @@ from paceline.data.rows.messages import parsed_turns
 from paceline.data.rows.values import Cell, Row, is_empty
 from paceline.data.sources.readers import read_rows
 from paceline.data.sources.user_code import converted
-from paceline.launch.program import program
 
 if TYPE_CHECKING:
     from paceline.config.sections.data import Dataset
@@ -27,15 +22,6 @@ if TYPE_CHECKING:
 COLUMNS = ("images", "image")
 _PARTS = frozenset({"image", "image_url", "input_image"})
 _DEEPEST = 6  # a row's columns, lists of turns, turns, lists of parts, parts
-
-
-@program
-def main(job: str, answer: str) -> int:
-    """Write to ``ANSWER`` whether rows of the config in ``JOB`` have images. Return the exit code."""
-    request = json.loads(Path(job).read_text(encoding="utf-8"))
-    known = images_in_rows(Config.from_json(request["config"]), imports=bool(request["imports"]))
-    Path(answer).write_text(json.dumps({"images": known}), encoding="utf-8")
-    return 0
 
 
 def images_in_rows(config: Config, *, imports: bool) -> bool | None:
@@ -82,7 +68,3 @@ def _parts(value: Cell, depth: int) -> Iterator[bool]:
     )
     for item in inner:
         yield from _parts(item, depth + 1)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1], sys.argv[2]))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: The checks take a second; imports of torch, Transformers and user modules from a slow disk take longer.
 SECONDS = 180.0
-_CHECKS, _IMAGES = "paceline.training.preflight.trial", "paceline.data.preflight.image_rows"
+_CHECKS = "paceline.training.preflight.trial"
 _NO_TRIES = "--no-imports: problems that only an import can show will appear in the processes of the run"
 _URL, _RESUME = "training.checkpoint_url", "training.resume_from_checkpoint"
 
@@ -95,18 +95,15 @@ def run_preflight(
 
 
 def images_in_rows(config: Config, shape: ModelShape | None, *, imports: bool = True) -> bool:
-    """Whether the first rows of a data set have images, where that decides ``model.vision``: read in a child
-    process, for a model of which a text model is a part. False if it is not known.
+    """Whether the first rows of a data set have images, read in a child process. False if it is not known, or
+    does not decide ``model.vision``.
     """
     if config.model.vision != AUTO or shape is None or not shape.composite:
         return False
-    job = {"config": config.to_json(), "imports": False}
-    reply = None
-    if can_fork():
-        reply, _ = run_job(_IMAGES, job, SECONDS, fork=True)
-    known = (reply or {}).get("images")
-    if known is None and (imports or reply is None):
-        reply, _ = run_job(_IMAGES, {**job, "imports": imports}, SECONDS)
+    job = {"config": config.to_json(), "tries": [], "rows": True, "imports": False}
+    known = run_child(job)[0].get("images")
+    if known is None and imports:
+        reply, _ = run_job(_CHECKS, {**job, "imports": True}, SECONDS)
         known = (reply or {}).get("images")
     return bool(known)
 

@@ -12,6 +12,8 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
 from paceline.plan import codes
 from paceline.plan.mesh import Mesh
+from paceline.plan.model.family import PROJECTOR, VISION, composites
+from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision
 
 if TYPE_CHECKING:
@@ -31,88 +33,76 @@ OF_IMAGES = (
 
 
 @dataclass(frozen=True)
-class ImageOptions:
-    """How images of rows become pixels: ``processor`` are options in place of those in the model's folder."""
+class VisionChoice:
+    """Whether the whole model is trained, tower and text (``on``).
 
-    processor: Mapping[str, Json]
-    media_dir: str | None
-    min_pixels: int | None
-    max_pixels: int | None
-    refuse_pixels: int
-    cached: bool
-
-
-def image_options(config: Config) -> ImageOptions:
-    """Return the options of a config."""
-    data = config.data
-    return ImageOptions(
-        config.model.processor_kwargs,
-        data.media_dir,
-        data.image_min_pixels,
-        data.image_max_pixels,
-        data.image_refuse_pixels,
-        data.image_cache == "disk",
-    )
-
-
-def choose_vision(job: Job) -> bool:
-    """Return whether the whole model is trained, tower and text: by ``model.vision``, or with ``auto`` where
-    rows have images and the model is not known to read text alone.
+    ``configured``: by ``model.vision``, else by the rows. ``idle``: keys that then do nothing, with their
+    values.
     """
-    asked = job.config.model.vision
-    if asked != AUTO:
-        return bool(asked)
-    return job.images and (job.shape is None or bool(job.shape.composite))
+
+    on: bool
+    configured: bool
+    shape: ModelShape | None
+    idle: Mapping[str, str]
+
+    @classmethod
+    def of(cls, job: Job) -> VisionChoice:
+        """Return the choice; with ``auto`` a model sees images if rows have them and it has a tower."""
+        requested, shape = job.config.model.vision, job.shape
+        configured = requested != AUTO
+        has_tower = shape is None or bool(shape.composite)
+        on = bool(requested) if configured else job.images and has_tower
+        return cls(on, configured, shape, {} if on else dict(_keys_of_images(job.config)))
+
+    @property
+    def composite(self) -> str:
+        """The type of the model with a tower; empty for others, and if it is not known."""
+        return self.shape.composite if self.shape is not None else ""
+
+    def check(self, job: Job, mesh: Mesh | None) -> Iterator[Diagnostic]:
+        """Yield what cannot be trained with images."""
+        if not self.on:
+            return
+        if self.shape is not None and not self.composite:
+            yield codes.PLAN_VISION_NO_TOWER(KEY, "true", family=self.shape.model_type)
+            return
+        training, spec = job.training, job.algorithm
+        if training.learning_rates is not None and (self.shape is None or not training.learning_rate):
+            why = "the model is not on this machine" if self.shape is None else "training.learning_rate is 0"
+            yield codes.PLAN_VISION_RATES(RATES, why, why=why)
+        if spec.on_policy or not spec.reads_images:
+            yield codes.PLAN_VISION_ALGORITHM("training.algorithm", spec.name, algorithm=spec.name)
+        for axis, code in (("cp", codes.PLAN_VISION_CONTEXT), ("pp", codes.PLAN_VISION_PIPELINE)):
+            if mesh is not None and (size := getattr(mesh, axis)) > 1:
+                key = KEY if self.configured else "data.train"
+                yield code(f"training.parallelism.{axis}_size", str(size), key=key)
+
+    def rate_ratios(self, job: Job) -> dict[str, float]:
+        """Return the rates of tower and projector over ``learning_rate``, by path (``OptimizerSpec``)."""
+        rates, whole = job.training.learning_rates, job.training.learning_rate
+        if not self.on or rates is None or not self.composite or not whole:
+            return {}
+        given = {VISION: rates.vision, PROJECTOR: rates.projector}
+        by_part = {part: whole if rate is None else rate for part, rate in given.items()}
+        return {path: by_part[part] / whole for path, part in composites()[self.composite].parts.items()}
+
+    def decisions(self) -> Iterator[Decision]:
+        """Yield the decision about a model that also reads images, and keys that act on images alone."""
+        if self.on:
+            why = "as configured" if self.configured else "rows have images"
+            yield Decision(KEY, "on", f"{why}: tower, projector and language model are one trained model")
+        elif self.composite:
+            why = "as configured" if self.configured else "no data set has images in its first rows"
+            yield Decision(KEY, "off", f"{why}: of {self.composite} the language model alone is trained")
+        for path, value in self.idle.items():
+            yield Decision(path, value, "it acts on images, and this run has none", False)
 
 
-def rate_ratios(job: Job) -> dict[str, float]:
-    """Return the rates of tower and projector over ``learning_rate``, by path (``OptimizerSpec``)."""
-    rates, whole, shape = job.training.learning_rates, job.training.learning_rate, job.shape
-    composite = composites().get(shape.composite) if shape is not None else None
-    if rates is None or composite is None or not whole:
-        return {}
-    of_parts = {VISION: rates.vision, PROJECTOR: rates.projector}
-    given = {part: rate for part, rate in of_parts.items() if rate is not None}
-    return {path: given.get(part, whole) / whole for path, part in composite.parts.items()} if given else {}
-
-
-def check_vision(job: Job, on: bool, mesh: Mesh | None) -> Iterator[Diagnostic]:
-    """Yield what cannot be trained with images."""
-    if not on:
-        return
-    shape = job.shape
-    if shape is not None and not shape.composite:
-        yield codes.PLAN_VISION_NO_TOWER(KEY, "true", family=shape.model_type)
-        return
-    if job.training.learning_rates is not None and (shape is None or not job.training.learning_rate):
-        why = "the model is not on this machine" if shape is None else "training.learning_rate is 0"
-        yield codes.PLAN_VISION_RATES(RATES, why, why=why)
-    spec, key = job.algorithm, KEY if job.config.model.vision != AUTO else "data.train"
-    if spec.on_policy or not spec.reads_images:
-        yield codes.PLAN_VISION_ALGORITHM("training.algorithm", spec.name, algorithm=spec.name)
-    for axis, code in (("cp", codes.PLAN_VISION_CONTEXT), ("pp", codes.PLAN_VISION_PIPELINE)):
-        if mesh is not None and (size := getattr(mesh, axis)) > 1:
-            yield code(f"training.parallelism.{axis}_size", str(size), key=key)
-
-
-def vision_decisions(job: Job, on: bool) -> Iterator[Decision]:
-    """Yield the decision about a model that also reads images, and keys that act on images alone."""
-    config, shape = job.config, job.shape
-    asked = config.model.vision
-    composite = shape.composite if shape is not None else ""
-    if on:
-        why = "rows have images" if asked == AUTO else "as configured"
-        yield Decision(KEY, "on", f"{why}: tower, projector and language model are one trained model")
-        return
-    if composite:
-        why = "no data set has images in its first rows" if asked == AUTO else "as configured"
-        yield Decision(KEY, "off", f"{why}: of {composite} the language model alone is trained")
+def _keys_of_images(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the keys that act on images alone and have another value than their default."""
     for path in OF_IMAGES:
         section, _, name = path.partition(".")
-        value, info = getattr(getattr(config, section), name), field_of(path)
+        value: Json = getattr(getattr(config, section), name)
+        info = field_of(path)
         if info is not None and value != info.default:
-            yield Decision(path, _written(value), "it acts on images, and this run has none", False)
-
-
-def _written(value: object) -> str:
-    return "given" if hasattr(value, "model_dump") else str(value).lower()
+            yield path, "given" if path == RATES else str(value).lower()

@@ -148,8 +148,8 @@ class Composite:
       text_config's)
     - ``tied``: whether its config class ties the head by default
     - ``values``: fixed behaviour of its class, as values of the causal class's config
-    - ``tower``, ``projector``: modules (or parameters) that read images, and those that bring the tower's
-      features to the text, by their paths in the trunk; the projector may lie within the tower
+    - ``tower``: modules (or parameters) that read images, by their paths in the trunk
+    - ``projector``: those that bring the tower's features to the text; they may lie within the tower
     - ``pixels``: the form of its tower's inputs (``models.vision.dummy_image``); empty: images cannot train
     - ``both_ways``: layers of the language model where the tokens of an image see each other: ``all``, or
       ``windows``, those with a window, if its ``use_bidirectional_attention`` is ``vision``; empty: none

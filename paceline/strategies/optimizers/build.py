@@ -156,8 +156,9 @@ def _rates(spec: OptimizerSpec, ratio: float) -> Group:
 
 
 def _ratio(spec: OptimizerSpec, name: str, parameter: nn.Parameter) -> float:
-    """Return a parameter's rate over the run's: that of its part of the model, times that of adapters' B and
-    vectors, as in peft, under LoRA+ (Hayou et al. 2024, arXiv:2402.12354).
+    """Return a parameter's rate over the run's: that of its part of the model, times LoRA+'s.
+
+    LoRA+ (Hayou et al. 2024, arXiv:2402.12354) is, as in peft, for adapters' B and vectors.
     """
     part = spec.rate_ratios.get(in_part(name, spec.rate_ratios), 1.0)
     return part * spec.b_rate_ratio if ".lora_B." in name or parameter.ndim == 1 else part

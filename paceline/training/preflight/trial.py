@@ -21,6 +21,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import Json, JsonObject
 from paceline.data.preflight.check_sets import imported_sets, look_at_sets
+from paceline.data.preflight.image_rows import images_in_rows
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.program import program
 from paceline.plan.algorithms.spec import algorithm_spec
@@ -45,14 +46,15 @@ from paceline.training.preflight.tokenizer import open_questions
 
 
 class TrialRequest(TypedDict):
-    """The parent's request (``launch.preflight.child_checks``); with ``doubt`` (config keys) only checks that
-    do not depend on them."""
+    """The parent's request (``launch.preflight.child_checks``). With ``doubt`` (config keys) only checks that
+    do not depend on them; with ``rows`` only whether the first rows have images."""
 
     config: JsonObject
     plan: JsonObject | None
     doubt: list[str] | None
     tries: list[str]
     open: NotRequired[bool]
+    rows: NotRequired[bool]
     imports: NotRequired[bool]
 
 
@@ -67,6 +69,9 @@ def main(job: str, answer: str) -> int:
 def answers(request: TrialRequest) -> Iterator[JsonObject]:
     """Yield everything known so far, after the checks without imports and after each trial."""
     config = Config.from_json(request["config"])
+    if request.get("rows"):
+        yield {"images": images_in_rows(config, imports=request.get("imports", False))}
+        return
     plan = None if request["plan"] is None else Plan.from_json(request["plan"])
     if request["doubt"] is not None:
         yield {"looked": [d.to_json() for d in check_named_files(config, frozenset(request["doubt"]))]}

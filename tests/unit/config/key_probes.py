@@ -133,6 +133,11 @@ def plan(world: int = 1, hardware: Hardware = CPU) -> Callable[[Tree], Any]:
     return probe
 
 
+def said_idle(key: str) -> Callable[[Tree], Any]:
+    """Whether the plan says that a key of images does nothing, as rows have none."""
+    return lambda tree: any(d.subject == key for d in plan_of(Config.from_json(plain(tree))).decisions)
+
+
 def limits(tree: Tree) -> Any:
     """How long ranks wait for one of them."""
     return WaitLimits.of(Config.from_json(plain(tree)).training)

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from paceline.config.sections.types import Section
 from paceline.core.plugins.tables import ALGORITHMS
-from paceline.plan.features.vision import OF_IMAGES
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,14 @@ SERVER = {
 }
 TEXT = {**p.MODEL, "model_type": "qwen2_5_vl_text"}
 SEES = {"model.config": {"model_type": "qwen2_5_vl", "text_config": TEXT, "vision_config": {}}}
-SIGHT = "tests/unit/plan/test_vision.py"
+IMAGES = {
+    "model.processor_kwargs": {"do_resize": False},
+    "data.media_dir": "/pictures",
+    "data.image_min_pixels": 100,
+    "data.image_max_pixels": 10_000,
+    "data.image_refuse_pixels": 1_000_000,
+    "data.image_cache": "disk",
+}
 SERVERS = "tests/unit/generation/test_rollout_servers.py"
 WAYS = "tests/unit/generation/test_weight_ways.py"
 STARTED = "tests/unit/launch/test_generation_servers.py"
@@ -382,7 +388,7 @@ TABLE: dict[str, Key | Read] = {
     "training.freeze": Key(p.factory, ["embed_tokens"], {}),
     "training.unfreeze": Key(p.factory, ["embed_tokens"], {}),
     **under("training.learning_rates", p.plan(), {**SEES, "model.vision": True}, vision=1e-6, projector=1e-5),
-    **{path: Read("plan/features/vision.py", "image_options", SIGHT) for path in OF_IMAGES[:-1]},
+    **{path: Key(p.said_idle(path), value) for path, value in IMAGES.items()},
     "training.disable_dropout": Key(p.factory, True, {}),
     "training.torch_compile_backend": Key(p.factory, "eager", COMPILED),
     "training.torch_compile_mode": Key(p.factory, "max-autotune", COMPILED),

@@ -300,6 +300,8 @@ OTHERWISE = {
     *(f"training.parallelism.{axis}_size" for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp")),
     "training.bf16_full_eval",
     "training.fp16_full_eval",  # word by word
+    *("model.processor_kwargs", "data.media_dir", "data.image_cache"),  # until images are read
+    *(f"data.image_{name}_pixels" for name in ("min", "max", "refuse")),
 }
 #: They echo a key, or speak about it: that is not reading it.
 SPEAKERS = ("config/", "plan/explain.py", "training/checkpointing/resume.py")
