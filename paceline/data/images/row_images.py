@@ -1,0 +1,166 @@
+"""Find the pictures of a row, in columns, in parts of turns and in tags, and put a slot where each stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from paceline.data.images.sources import images_in, source_of
+from paceline.data.images.slots import RowImage, numbers_in, slot
+from paceline.data.rows.formats import Example
+from paceline.data.rows.messages import ROLE_NAMES
+from paceline.data.rows.values import Cell, Row, RowError, is_empty
+
+#: Columns with a row's pictures.
+IMAGE_COLUMNS = ("images", "image")
+#: Types of a turn's parts that are pictures, and the fields in which they name theirs.
+IMAGE_PARTS = ("image", "image_url", "input_image")
+_NAMED_BY = ("image", "image_url", "url", "path", "base64", "source", "data", "bytes")
+#: <image> takes the next picture of the row (LLaVA, LLaMA-Factory, ms-swift); <img>PATH</img> names its own.
+_TAG = re.compile(r"<image>|<img>(.*?)</img>", re.DOTALL)
+#: Columns of texts in the order in which their marks take pictures; the answers of a pair begin anew.
+_ASKED = (
+    *("system", "history", "messages", "conversations", "prompt", "instruction", "input", "query"),
+    *("question", "text", "sentence", "content", "review", "document"),
+)
+_COMPARED = ("chosen", "rejected")
+
+
+def with_slots(row: Row, columns: Mapping[str, str]) -> tuple[Row, list[RowImage]]:
+    """Return a row with slots in place of its pictures, and the pictures by number.
+
+    ``columns``: of its format, by name. Marks take the pictures of the row's column in order; without any
+    mark they stand before the first question. Raises RowError if there are more of one than of the other.
+    """
+    given = [name for name in IMAGE_COLUMNS if not is_empty(row.get(columns.get(name, name)))]
+    listed = [image for name in given for image in images_in(row[columns.get(name, name)])]
+    finder, rest = _Finder(listed), {key: value for key, value in row.items() if key not in _held(columns)}
+    texts = {name: columns[name] for name in columns if name not in IMAGE_COLUMNS and columns[name] in rest}
+    asked = sorted((n for n in texts if n not in _COMPARED), key=_order)
+    for name in asked:
+        rest[texts[name]] = finder.replaced(rest[texts[name]])
+    after, most = finder.taken, finder.taken
+    for name in (n for n in _COMPARED if n in texts):
+        value = rest[texts[name]]
+        finder.taken = 0 if _begins_conversation(value) else after
+        rest[texts[name]] = finder.replaced(value)
+        most = max(most, finder.taken)
+    if listed and not most:
+        _put_first(rest, texts, "".join(map(slot, range(len(listed)))))
+    elif most != finder.listed:
+        raise RowError("image_count", f"{most} marks, {finder.listed} pictures")
+    return rest, finder.images
+
+
+def _held(columns: Mapping[str, str]) -> set[str]:
+    return {columns.get(name, name) for name in IMAGE_COLUMNS}
+
+
+def _order(name: str) -> int:
+    return _ASKED.index(name) if name in _ASKED else len(_ASKED)
+
+
+@dataclass
+class _Finder:
+    """``images``: the row's own, then those that marks name; ``taken``: how many of the first marks took."""
+
+    images: list[RowImage]
+    listed: int = 0
+    taken: int = 0
+    known: dict[RowImage, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.listed = len(self.images)
+
+    def replaced(self, value: Cell, name: str = "") -> Cell:
+        """Return a text, or turns, with slots."""
+        if isinstance(value, str):
+            return _TAG.sub(self._tag, value) if "<im" in value else value
+        if isinstance(value, (list, tuple)):
+            return [self.replaced(item) for item in value]
+        if not isinstance(value, Mapping):
+            return value
+        if value.get("type") in IMAGE_PARTS:
+            return {"type": "text", "text": self._part(value)}
+        held = {"content", "value", "text"} & value.keys()
+        return {**value, **{key: self.replaced(value[key]) for key in held}} if held else value
+
+    def _tag(self, match: re.Match[str]) -> str:
+        return self._next() if match.group(1) is None else self._named(match.group(1).strip())
+
+    def _part(self, part: Mapping[str, Cell]) -> str:
+        source = next((part[key] for key in _NAMED_BY if not is_empty(part.get(key))), None)
+        return self._next() if source is None else self._named(source)
+
+    def _next(self) -> str:
+        self.taken += 1
+        if self.taken > self.listed:
+            raise RowError("image_count", f"more than {self.listed} marks, {self.listed} pictures")
+        return slot(self.taken - 1)
+
+    def _named(self, source: Cell) -> str:
+        image = source_of(source)
+        number = self.known.setdefault(image, len(self.images))
+        if number == len(self.images):
+            self.images.append(image)
+        return slot(number)
+
+
+def _begins_conversation(value: Cell) -> bool:
+    """Whether an answer of a pair is a conversation of its own, so that its marks begin anew."""
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, Mapping) and _role(first) in ("user", "system", "developer")
+
+
+def _role(turn: Mapping[str, Cell]) -> str:
+    return ROLE_NAMES.get(str(turn.get("role", turn.get("from"))), "")
+
+
+def _put_first(row: dict[str, Cell], texts: Mapping[str, str], slots: str) -> None:
+    """Put slots before the first question. Raises RowError if there is none."""
+    asked = (*(n for n in _ASKED if n in texts and n not in ("system", "history")), *texts)
+    for name in dict.fromkeys(asked):
+        if (value := _with_first(row.get(texts[name]), slots)) is not None:
+            row[texts[name]] = value
+            if name not in _COMPARED:
+                return
+    if not any(slots in text for text in _texts(row.values())):
+        raise RowError("image_count", "pictures without a mark, and no question before which they could stand")
+
+
+def _with_first(value: Cell, slots: str) -> Cell:
+    """Return a text, or turns, with slots before the first question; None if it has none."""
+    if isinstance(value, str):
+        return slots + value
+    turns = [value] if isinstance(value, Mapping) else value if isinstance(value, list) else []
+    for number, turn in enumerate(turns):
+        if isinstance(turn, Mapping) and _role(turn) == "user":
+            key = "content" if "content" in turn else "value"
+            content = turn.get(key)
+            before: Cell = [{"type": "text", "text": slots}, *content] if isinstance(content, list) else None
+            asked = {**turn, key: slots + str(content or "") if before is None else before}
+            return [*turns[:number], asked, *turns[number + 1 :]]
+    return None
+
+
+def _texts(values: Iterable[Cell]) -> Iterable[str]:
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _texts(value.values())
+        elif isinstance(value, (list, tuple)):
+            yield from _texts(value)
+
+
+def with_pictures(examples: Sequence[Example], images: Sequence[RowImage]) -> tuple[Example, ...]:
+    """Return examples with the pictures whose slots their texts have, in order."""
+    return tuple(
+        replace(example, images=tuple(images[n] for n in numbers_in(texts_of(example)))) for example in examples
+    )
+
+
+def texts_of(example: Example) -> Iterable[str]:
+    """Yield the texts of an example in which pictures may stand."""
+    return (m["content"] for m in example.messages) if example.messages else (example.text,)
