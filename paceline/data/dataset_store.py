@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -39,6 +39,14 @@ class DataSetJson(TypedDict):
     rows: int
 
 
+class PicturesJson(TypedDict):
+    """The pictures of rows: how many are stored, and the digests of those for training, and of all."""
+
+    count: int
+    train: str
+    all: str
+
+
 class Meta(TypedDict):
     """``meta.json``."""
 
@@ -54,6 +62,7 @@ class Meta(TypedDict):
     stop_token_ids: list[int]
     longest: int
     max_token_id: int
+    pictures: NotRequired[PicturesJson]
 
 
 class Store:

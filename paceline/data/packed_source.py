@@ -12,9 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.data.data_order import ORDER_ALGORITHM, epoch_bins, epoch_documents
+from paceline.data.images.load import ImageLoader
 from paceline.data.packing import Bins, efficiency
 from paceline.data.token_table import TokenTable, decode_labels
 from paceline.protocols.batch import IGNORE_INDEX, Batch, with_prefixes
+from paceline.protocols.images import Images
 
 _EPOCHS_KEPT = 2  # the current epoch and the one of evaluation or prefetching
 
@@ -41,6 +43,7 @@ class PackedSource:
         seed: int,
         pad_token_id: int,
         shuffle: bool = True,
+        images: ImageLoader | None = None,
     ) -> None:
         self.table = table
         self.seq_len = seq_len
@@ -48,6 +51,7 @@ class PackedSource:
         self.seed = seed
         self.pad_token_id = pad_token_id
         self.shuffle = shuffle
+        self.images = images
         self.columns: dict[str, NDArray[np.generic]] = {}
         self._layouts: dict[int, Bins] = {}
         self._lock = threading.Lock()  # several threads make batches
@@ -112,8 +116,17 @@ class PackedSource:
         documents = [self.table.coded(i) if i >= 0 else filler for i in ids]
         available = len(self.layout(epoch))
         batch = build_batch(documents, ids, sum(0 <= position < available for position in positions))
-        batch = replace(batch, group=self.table.group or 1, extras=self._extras(ids))
-        return with_prefixes(batch) if self.table.group > 1 else batch
+        pictures = self._pictures(ids, documents)
+        batch = replace(batch, group=self.table.group or 1, extras=self._extras(ids), images=pictures)
+        # Equal tokens of pictures are not yet equal pictures: with any, no document takes another's prefix
+        return with_prefixes(batch) if self.table.group > 1 and pictures is None else batch
+
+    def _pictures(self, ids: Sequence[int], documents: Sequence[NDArray[np.int32]]) -> Images | None:
+        """Return the images of documents (coded); None if there are none."""
+        if self.images is None:
+            return None
+        rows = [self.table.row_in_file(i) if i >= 0 else -1 for i in ids]
+        return self.images.images(rows, [decode_labels(document)[0] for document in documents])
 
     def mismatched(self, epoch: int, positions: Sequence[int], among: range) -> Batch:
         """Return the rows at ``positions``, each prompt with the answer of the document before it in

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from paceline.data.images.table import ImageTable
+
 I32 = NDArray[np.int32]
 _FACTS = 5  # column index of ``facts`` in the file; the extra columns follow it
 
@@ -112,6 +114,7 @@ class TokenTable:
     group       consecutive documents that belong together (2: chosen and rejected of a pair); 0: as many as
                 each row of its data set has
     starts      int64 [g + 1]: where each group begins, and the number of documents
+    images      the documents' pictures; None where rows have none
     """
 
     def __init__(
@@ -137,6 +140,7 @@ class TokenTable:
         self._index = np.arange(int(self._first_row[-1]), dtype=np.int64) if index is None else index
         self.weights = weights
         self.group = group
+        self.images: ImageTable | None = None
         every = [np.diff(o).astype(np.int32) for o in self._offsets]
         self.lengths: I32 = (np.concatenate(every) if every else np.empty(0, np.int32))[self._index]
         self.num_labels: I32 = self._column(1, np.int32)
@@ -184,6 +188,10 @@ class TokenTable:
         batch, local = self._place(document)
         offsets = self._offsets[batch]
         return self._values[batch][offsets[local] : offsets[local + 1]]
+
+    def row_in_file(self, document: int) -> int:
+        """Return a document's row in the token file, and in the files beside it."""
+        return int(self._index[document])
 
     def _place(self, document: int) -> tuple[int, int]:
         """Return (block of the file, row within it) of a document."""

@@ -6,13 +6,14 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.security import resource_limits
 from paceline.data.chat_template.dropped_content import DroppedContentFinder
 from paceline.data.chat_template.render import ChatTemplate, TemplateInput
 from paceline.data.chat_template.template_texts import name_for, named_templates
+from paceline.data.images.slots import SLOT, has_slot, parts_of, slot
 from paceline.data.rows.formats import Example
 from paceline.data.rows.messages import Message
 from paceline.data.rows.values import RowError
@@ -28,7 +29,7 @@ class Renderer:
     write.
     """
 
-    def __init__(self, text: str, tokens: Mapping[str, str]) -> None:
+    def __init__(self, text: str, tokens: Mapping[str, str], images: ImageTexts | None = None) -> None:
         try:
             self.template = ChatTemplate(text, tokens)
         except (resource_limits.SpentError, MemoryError):
@@ -36,6 +37,8 @@ class Renderer:
         except Exception as exc:  # noqa: BLE001  (a template may raise anything)
             raise RowError("template_refused", f"{type(exc).__name__}: {exc}"[:200]) from exc
         self.form: ChatForm = form_of(self.template)
+        if images is not None:
+            self.form = _with_images(self.form, self.template, images)
         self.left_out = DroppedContentFinder(self.template, self.text)
 
     def render(self, example: Example, render: Callable[[TemplateInput], T]) -> tuple[TemplateInput, T]:
@@ -58,12 +61,12 @@ class Renderers:
     """The renderers of a tokenizer's chat templates, each compiled when a conversation first needs it.
 
     ``templates``: the tokenizer's ``chat_template``, one text or several by name; rows with tools take the
-    one named ``tool_use``.
+    one named ``tool_use``. ``images``: how pictures are written; None where there are none.
     """
 
-    def __init__(self, templates: Json, tokens: Mapping[str, str]) -> None:
+    def __init__(self, templates: Json, tokens: Mapping[str, str], images: ImageTexts | None = None) -> None:
         self.templates = named_templates(templates)
-        self._tokens = tokens
+        self._tokens, self._images = tokens, images
         self._renderers: dict[str, Renderer] = {}
 
     def of(self, example: Example) -> Renderer:
@@ -73,21 +76,31 @@ class Renderers:
             names = ", ".join(sorted(self.templates))
             raise RowError("template_refused", f"the tokenizer's templates ({names}) have no default")
         if name not in self._renderers:
-            self._renderers[name] = Renderer(self.templates[name], self._tokens)
+            self._renderers[name] = Renderer(self.templates[name], self._tokens, self._images)
         return self._renderers[name]
+
+
+class ImageTexts(Protocol):
+    """What stands for a picture in rendered texts: the ``mark`` that templates write, and the text
+    ``written`` for a template that takes no pictures.
+    """
+
+    mark: str
+    written: str
 
 
 @dataclass(frozen=True)
 class ChatForm:
     """``as_object``: arguments of calls are objects; ``no_content``: a turn of calls alone has content None;
     ``developer``: the template has this role (otherwise such turns become system turns); ``parts``: contents
-    are lists of parts.
+    are lists of parts; ``written``: the text of a picture, None: a part of the content.
     """
 
     as_object: bool = True
     no_content: bool = False
     developer: bool = True
     parts: bool = False
+    written: str | None = None
 
     def chat(self, example: Example, *, ids: bool = False) -> TemplateInput:
         """Return the conversation for the template; ``ids``: calls and results without an id get one."""
@@ -99,8 +112,10 @@ class ChatForm:
     def _message(self, message: Message) -> JsonObject:
         renamed = message["role"] == "developer" and not self.developer
         content: Json = message["content"]
-        if self.parts:
-            content = [{"type": "text", "text": content}] if content else []
+        if self.written is not None:
+            content = SLOT.sub(lambda _: str(self.written), message["content"])
+        if self.parts or has_slot(str(content)):
+            content = [*parts_of(str(content))]
         turn: JsonObject = {"role": "system" if renamed else message["role"], "content": content}
         # gpt-oss reads reasoning as "thinking"; Transformers gives both names, and so do we
         if "reasoning_content" in message:
@@ -157,6 +172,18 @@ def _wants_parts(template: ChatTemplate) -> bool:
         except RowError:
             continue
     return False
+
+
+def _with_images(form: ChatForm, template: ChatTemplate, images: ImageTexts) -> ChatForm:
+    """Return the form in which the template writes a mark for each picture; else with marks as text."""
+    question = Example(messages=({"role": "user", "content": f"{slot(0)}{_VALUE}"},))
+    try:
+        text = template.render(form.chat(question), prompt=True)
+    except RowError:
+        text = ""
+    if _VALUE in text and text.count(images.mark) == 1:
+        return form
+    return replace(form, written=images.written)
 
 
 def form_of(template: ChatTemplate) -> ChatForm:

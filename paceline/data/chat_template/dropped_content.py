@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.data.chat_template.render import ChatTemplate
+from paceline.data.images.slots import has_slot, pieces_of
 from paceline.data.rows.formats import Example
 from paceline.data.rows.messages import Message
 from paceline.data.rows.values import RowError, is_empty
@@ -69,7 +70,9 @@ class DroppedContentFinder:
         for number, (message, content) in enumerate(zip(example.messages, contents, strict=True)):
             if not content:
                 continue
-            there = content in text
+            there = (
+                all(piece in text for piece in pieces_of(content)) if has_slot(content) else content in text
+            )
             # So long a text stands there because of this turn: no rendering is needed
             if there and len(content) >= _LONG and contents.count(content) == 1:
                 continue
@@ -208,6 +211,7 @@ def _shape(example: Example) -> str:
             message["role"],
             bool(message["content"].strip()),
             [mark in message["content"] for mark in _LOOKED_FOR],
+            has_slot(message["content"]),
             [sorted(call) for call in message.get("tool_calls", ())],
         )
         for message in example.messages

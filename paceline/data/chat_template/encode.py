@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,6 +23,8 @@ from paceline.data.chat_template.dropped_content import OPTION
 from paceline.data.chat_template.jinja_sandbox import Span
 from paceline.data.chat_template.options import options_read
 from paceline.data.chat_template.render import Rendered
+from paceline.data.images.expand import ImageWriter
+from paceline.data.images.slots import SLOT, has_slot
 from paceline.data.rows.formats import Example
 from paceline.data.rows.messages import Message
 from paceline.data.rows.values import RowError
@@ -42,7 +45,8 @@ class Encoded(NamedTuple):
     """``input_ids`` int32 [n]; ``labelled`` bool [n], True where the token has loss. ``left_out``: parts of
     the row that the text lacks. ``end_added``: the last token is an end token that the template did not
     write. ``second``: the index of a second text's first token, if the tokenizer reports it (0: none).
-    ``answers``: the tokens of each answer, if requested.
+    ``answers``: the tokens of each answer, if requested. ``images``: the features of each picture, which
+    stand for as many tokens, without loss.
     """
 
     input_ids: NDArray[np.int32]
@@ -51,16 +55,18 @@ class Encoded(NamedTuple):
     end_added: bool = False
     second: int = 0
     answers: tuple[tuple[int, int], ...] = ()
+    images: tuple[int, ...] = ()
 
 
 class RenderedText(NamedTuple):
     """A rendered conversation; ``spans`` have loss, None: all of it. ``answers``: the spans of all answers,
-    if requested."""
+    if requested. ``images``: the features of each picture."""
 
     text: str
     spans: list[Span] | None = None
     left_out: tuple[str, ...] = ()
     answers: tuple[Span, ...] = ()
+    images: tuple[int, ...] = ()
 
 
 class CostlyTemplateError(RowError):
@@ -73,15 +79,22 @@ class CostlyTemplateError(RowError):
 
 class Encoder:
     """Convert examples to tokens. ``train_on`` is ``assistant`` or ``all``; ``find_answers``: also return
-    where answers are."""
+    where answers are. ``images``: how pictures are written; None: examples have none."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, train_on: str, *, find_answers: bool = False
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        train_on: str,
+        *,
+        find_answers: bool = False,
+        images: ImageWriter | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.train_on = train_on
         self.find_answers = find_answers
-        self.renderers = Renderers(tokenizer.chat_template, dict(tokenizer.special_tokens_map))
+        self.images = images
+        marks = images.marks if images is not None else None
+        self.renderers = Renderers(tokenizer.chat_template, dict(tokenizer.special_tokens_map), marks)
         added = tokenizer.added_tokens_decoder
         specials = {i: token.content for i, token in added.items() if token.special}
         specials |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
@@ -100,13 +113,16 @@ class Encoder:
         """
         # Render conversations one by one (a template may refuse), then tokenize all texts in one call.
         turns = [(n, example) for n, example in enumerate(examples) if example.messages]
-        results = dict(self._each(turns, self._with_spans))
+        results = dict(self._each(turns, self._written(self._with_spans)))
         rendered = {n: text for n, text in results.items() if isinstance(text, RenderedText)}
         encoded: dict[int, Encoded | RowError] = {n: e for n, e in results.items() if isinstance(e, RowError)}
         tokens = self._tokens([text.text for text in rendered.values()], chat=True)
         for (n, text), (ids, encoding) in zip(rendered.items(), tokens, strict=True):
             encoded[n] = self._conversation(ids, encoding, text)
         plain = {n: example for n, example in enumerate(examples) if not example.messages}
+        if self.images is not None:
+            encoded |= {n: self._plain_with_images(example) for n, example in plain.items()}
+            return [encoded[n] for n in range(len(examples))]
         texts = self._tokens([example.text for example in plain.values()], chat=False)
         for (n, example), (ids, _) in zip(plain.items(), texts, strict=True):
             encoded[n] = self._plain(ids, example.text[: example.begin])
@@ -134,25 +150,29 @@ class Encoder:
     def _alone(self, example: Example, most: int | None = None) -> Encoded | RowError:
         """Encode a text, or two, with the tokenizer alone."""
         how = {} if most is None else {"truncation": "longest_first", "max_length": most}
+        written = self._expanded(RenderedText(self._marked(example.text)), example)
         coded = self.tokenizer(
-            example.text, example.pair or None, return_attention_mask=False, verbose=False, **how
+            written.text, example.pair or None, return_attention_mask=False, verbose=False, **how
         )
-        ids = np.array(self._marked_once(example.text, coded["input_ids"]), np.int32)
+        ids = np.array(self._marked_once(written.text, coded["input_ids"]), np.int32)
         types = [] if not example.pair else coded.get("token_type_ids", [])
         second = types.index(1) if 1 in types else 0
-        return Encoded(ids, np.zeros(len(ids), np.bool_), second=second) if len(ids) else RowError("empty")
+        none = np.zeros(len(ids), np.bool_)
+        return Encoded(ids, none, second=second, images=written.images) if len(ids) else RowError("empty")
 
     def _without_labels(
         self, examples: Sequence[Example], render: Callable[[Example], RenderedText]
     ) -> list[Encoded | RowError]:
         results: list[Encoded | RowError] = []
-        for example, (_, text) in zip(examples, self._each(enumerate(examples), render), strict=True):
+        rendered = self._each(enumerate(examples), self._written(render))
+        for example, (_, text) in zip(examples, rendered, strict=True):
             if isinstance(text, RowError):
                 results.append(text)
                 continue
             ids = self._tokens([text.text], chat=bool(example.messages))[0][0]
             labelled = np.zeros(len(ids), np.bool_)
-            results.append(Encoded(ids, labelled, text.left_out) if len(ids) else RowError("empty"))
+            whole = Encoded(ids, labelled, text.left_out, images=text.images)
+            results.append(whole if len(ids) else RowError("empty"))
         return results
 
     def _each(
@@ -178,6 +198,41 @@ class Encoder:
             raise CostlyTemplateError(resource_limits.limit_of(error), number) from None
         return done
 
+    def _written(self, render: Callable[[Example], RenderedText]) -> Callable[[Example], RenderedText]:
+        """Return a rendering that also writes the tokens of pictures."""
+        return render if self.images is None else lambda example: self._expanded(render(example), example)
+
+    def _expanded(self, rendered: RenderedText, example: Example) -> RenderedText:
+        """Return a rendered text with the tokens of its pictures, which no span has. Raises RowError."""
+        if self.images is None:
+            return rendered
+        whole = self.images.expanded(rendered.text, example.images)
+        if not whole.counts:
+            return rendered
+        spans = [(0, len(whole.text))] if rendered.spans is None else whole.moved(rendered.spans)
+        spans, answers = whole.without_pictures(spans), tuple(whole.moved(rendered.answers))
+        return RenderedText(whole.text, spans, rendered.left_out, answers, whole.counts)
+
+    def _marked(self, text: str) -> str:
+        """Return a plain text with the written form of a picture in place of each slot."""
+        if self.images is None or not has_slot(text):
+            return text
+        written = self.images.marks.written
+        return SLOT.sub(lambda _: written, text)
+
+    def _plain_with_images(self, example: Example) -> Encoded | RowError:
+        try:
+            text = self._expanded(RenderedText(self._marked(example.text)), example)
+            prompt = replace(
+                example, images=example.images[: len(SLOT.findall(example.text[: example.begin]))]
+            )
+            before = self._expanded(RenderedText(self._marked(example.text[: example.begin])), prompt).text
+        except RowError as error:
+            return error
+        plain = self._plain(self._tokens([text.text], chat=False)[0][0], before)
+        features = plain.input_ids == self.images.marks.token_id if self.images else np.False_
+        return plain._replace(labelled=plain.labelled & ~features, images=text.images)
+
     def turns_of_tokens(self, example: Example) -> list[int | None]:
         """Return the turn that wrote each token of a conversation; None where that is unknown.
 
@@ -187,6 +242,9 @@ class Encoder:
             return []
         renderer = self.renderers.of(example)
         text, turns, _ = renderer.render(example, renderer.template.render_whole)[1]
+        if self.images is not None and turns is not None:
+            whole = self.images.expanded(text, example.images)
+            text, turns = whole.text, [whole.moved(regions) for regions in turns]
         encoding = self._tokens([text], chat=True)[0][1]
         if encoding is None or turns is None:
             return []
@@ -283,10 +341,10 @@ class Encoder:
         # The last but one, where a line break after it has loss
         ended = any(int(i) in self._special_ids for i in ids[trained[-2:]])
         if self._eos is None or not len(trained) or ended:
-            return Encoded(ids, labelled, rendered.left_out, answers=answers)
+            return Encoded(ids, labelled, rendered.left_out, answers=answers, images=rendered.images)
         ids, labelled = ids[: trained[-1] + 1], labelled[: trained[-1] + 1]
         ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
-        return Encoded(ids, labelled, rendered.left_out, end_added=True, answers=answers)
+        return Encoded(ids, labelled, rendered.left_out, True, answers=answers, images=rendered.images)
 
     def _with_spans(self, example: Example) -> RenderedText:
         """Return the conversation with the spans of the turns that have loss."""

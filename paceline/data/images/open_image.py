@@ -1,4 +1,4 @@
-"""Open pictures: from files in ``data.media_dir`` alone, within bounds of bytes and pixels, decoded to the end."""
+"""Open pictures: of files in ``data.media_dir`` alone, within bounds of bytes and pixels, to their end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from paceline.data.rows.values import RowError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from paceline.config.sections.data import DataSection
+
 MAX_BYTES = 256 << 20  # of one picture's file
 #: Formats that Pillow decodes itself: none that starts another program (EPS), or holds documents.
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-_EIGHT_BIT = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+_EIGHT_BIT = frozenset(
+    {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
+)
 _ORIENTATION = 0x0112  # EXIF: values from 5 on turn the picture by a quarter
 _DRAFT = 8
 
@@ -39,7 +43,7 @@ class MediaFolder:
 
     def path(self, name: str) -> str:
         """Return the real path of a file. Raises RowError if it lies outside, itself or by a link."""
-        real = os.path.realpath(os.path.join(self.folder, os.path.expanduser(name)))
+        real = os.path.realpath(os.path.join(self.folder, name))
         if real != self.folder and not real.startswith(self.folder.rstrip(os.sep) + os.sep):
             raise RowError("image_outside", f"{name[:100]} is not in {self.folder}")
         return real
@@ -49,31 +53,48 @@ class MediaFolder:
         return os.path.relpath(real, self.folder)
 
 
-def opened(image: RowImage, media: MediaFolder, most_pixels: int) -> RowImage:
-    """Return a picture with its size and digest, after reading it to its end. Raises RowError."""
-    where = image.path
-    data = image.data or read_image(media.path(where), where)
-    picture = _header(data, where, most_pixels)
-    width, height = picture.size
-    if picture.getexif().get(_ORIENTATION, 1) >= 5:
-        width, height = height, width
-    try:
-        # A JPEG's coefficients are all read, but fewer pixels are made of them
-        picture.draft("RGB", (max(1, picture.width // _DRAFT), max(1, picture.height // _DRAFT)))
-        picture.load()
-    except Exception as error:  # noqa: BLE001  (each format's decoder raises its own kinds)
-        raise RowError("image_damaged", _shown(where, error)) from error
-    path = media.relative(media.path(where)) if where else ""
-    return RowImage(path, image.data, width, height, hashlib.sha256(data).hexdigest())
+@dataclass(frozen=True)
+class ImageRules:
+    """How pictures are opened. ``media_dir``: where paths begin, None: beside the rows."""
+
+    most_pixels: int
+    media_dir: str | None = None
+
+    @classmethod
+    def of(cls, data: DataSection) -> ImageRules:
+        """Return the rules of a config's ``data``."""
+        return cls(data.image_refuse_pixels, data.media_dir)
+
+    def media(self, beside: str) -> MediaFolder:
+        """Return the folder of the pictures of rows in the folder ``beside``."""
+        return MediaFolder.of(self.media_dir, Path(beside or "."))
+
+    def opened(self, image: RowImage, media: MediaFolder) -> RowImage:
+        """Return a picture with its size and digest, after reading it to its end. Raises RowError."""
+        real = media.path(image.path) if image.path else ""
+        data, stamp = (image.data, 0) if image.data else read_image(real, image.path)
+        picture = _header(data, image.path, self.most_pixels)
+        width, height = picture.size
+        try:
+            # A JPEG's coefficients are all read, but fewer pixels are made of them
+            picture.draft("RGB", (max(1, width // _DRAFT), max(1, height // _DRAFT)))
+            picture.load()
+            turned = picture.getexif().get(_ORIENTATION, 1) >= 5
+        except Exception as error:  # noqa: BLE001  (each format's decoder raises its own kinds)
+            raise RowError("image_damaged", _shown(image.path, error)) from error
+        size = (height, width) if turned else (width, height)
+        path = media.relative(real) if real else ""
+        return RowImage(path, image.data, *size, hashlib.sha256(data).hexdigest(), len(data), stamp)
 
 
-def read_image(path: str, shown: str) -> bytes:
-    """Return the bytes of a picture's file. Raises RowError."""
+def read_image(path: str, shown: str) -> tuple[bytes, int]:
+    """Return the bytes of a picture's file, and its time of change in ns. Raises RowError."""
     try:
         with open_file(Path(path)) as file:
-            if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
-                raise RowError("image_bomb", f"{shown} has {size:,} bytes, at most {MAX_BYTES:,} are read")
-            return file.read(MAX_BYTES)
+            status = os.fstat(file.fileno())
+            if status.st_size > MAX_BYTES:
+                raise RowError("image_bomb", f"{shown} has {status.st_size:,} bytes, more than {MAX_BYTES:,}")
+            return file.read(MAX_BYTES), status.st_mtime_ns
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RowError("image_missing", shown[:200]) from error
     except OSError as error:
@@ -93,22 +114,22 @@ def decoded(data: bytes, shown: str, most_pixels: int) -> Image:
 
 
 def _header(data: bytes, where: str, most_pixels: int) -> Image:
-    """Return a picture of which the header alone is read, if its kind and size are allowed. Raises RowError."""
+    """Return a picture of which the header alone is read. Raises RowError if its kind or size is refused."""
     try:
         picture: Image = _pillow().open(BytesIO(data), formats=FORMATS)
     except Exception as error:  # noqa: BLE001  (as above)
         if b"<svg" in data[:1024]:
             raise RowError("image_kind", f"{where or 'a picture'} is a drawing (SVG)") from error
         raise RowError("image_damaged", _shown(where, error, data)) from error
-    width, height = picture.size
+    (width, height), name = picture.size, where or "a picture"
     if width * height > most_pixels:
-        raise RowError("image_bomb", f"{where or 'a picture'} has {width:,} x {height:,} pixels")
+        raise RowError("image_bomb", f"{name} has {width:,} x {height:,} pixels")
     if not width or not height:
-        raise RowError("image_damaged", f"{where or 'a picture'} has {width} x {height} pixels")
+        raise RowError("image_damaged", f"{name} has {width} x {height} pixels")
     if picture.mode not in _EIGHT_BIT:
-        raise RowError("image_kind", f"{where or 'a picture'} has more than 8 bits a channel ({picture.mode})")
+        raise RowError("image_kind", f"{name} has more than 8 bits a channel ({picture.mode})")
     if (frames := _frames(picture)) > 1:
-        raise RowError("image_kind", f"{where or 'a picture'} has {frames} frames")
+        raise RowError("image_kind", f"{name} has {frames} frames")
     return picture
 
 
@@ -125,7 +146,8 @@ def _frames(picture: Image) -> int:
 def _shown(where: str, error: Exception, data: bytes = b"x") -> str:
     if not data:
         return f"{where or 'a picture'} is empty"
-    return f"{where or 'a picture'}: {str(error).split(' <')[0].replace(' object', '')[:120] or type(error).__name__}"
+    said_by_pillow = str(error).split(" <")[0][:120] or type(error).__name__
+    return f"{where or 'a picture'}: {said_by_pillow}"
 
 
 @cache
@@ -133,5 +155,6 @@ def _pillow() -> ModuleType:
     """Return Pillow's module, whose own bound on pixels, a warning, is replaced by ours."""
     from PIL import Image
 
+    Image.init()
     Image.MAX_IMAGE_PIXELS = None
     return Image

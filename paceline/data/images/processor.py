@@ -101,10 +101,13 @@ class ImageProcessor:
     def of_document(self, images: Sequence[Image]) -> list[Inputs]:
         """Return what the tower reads of each picture of one row."""
         alone = len(images) == 1
-        inputs = [self.of_image(image, alone=alone) for image in images]
+        return self.counted([self.of_image(image, alone=alone) for image in images])
+
+    def counted(self, inputs: list[Inputs]) -> list[Inputs]:
+        """Return the inputs of one row's pictures with their number, where the tower reads it."""
         if "batch_num_images" in self.settings.family.inputs:
             for number, arrays in enumerate(inputs):
-                count = [len(images)] if not number else []
+                count = [] if number else [len(inputs)]
                 arrays["batch_num_images"] = np.array(count, np.int64)
         return inputs
 

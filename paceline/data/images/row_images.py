@@ -6,14 +6,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from paceline.data.images.sources import images_in, source_of
 from paceline.data.images.slots import RowImage, numbers_in, slot
-from paceline.data.rows.formats import Example
+from paceline.data.images.sources import images_in, source_of
+from paceline.data.rows.formats import IMAGE_COLUMNS, Example
 from paceline.data.rows.messages import ROLE_NAMES
 from paceline.data.rows.values import Cell, Row, RowError, is_empty
 
-#: Columns with a row's pictures.
-IMAGE_COLUMNS = ("images", "image")
 #: Types of a turn's parts that are pictures, and the fields in which they name theirs.
 IMAGE_PARTS = ("image", "image_url", "input_image")
 _NAMED_BY = ("image", "image_url", "url", "path", "base64", "source", "data", "bytes")
@@ -46,8 +44,8 @@ def with_slots(row: Row, columns: Mapping[str, str]) -> tuple[Row, list[RowImage
         finder.taken = 0 if _begins_conversation(value) else after
         rest[texts[name]] = finder.replaced(value)
         most = max(most, finder.taken)
-    if listed and not most:
-        _put_first(rest, texts, "".join(map(slot, range(len(listed)))))
+    if finder.listed and not most:
+        _put_first(rest, texts, "".join(map(slot, range(finder.listed))))
     elif most != finder.listed:
         raise RowError("image_count", f"{most} marks, {finder.listed} pictures")
     return rest, finder.images
@@ -126,7 +124,9 @@ def _put_first(row: dict[str, Cell], texts: Mapping[str, str], slots: str) -> No
             if name not in _COMPARED:
                 return
     if not any(slots in text for text in _texts(row.values())):
-        raise RowError("image_count", "pictures without a mark, and no question before which they could stand")
+        raise RowError(
+            "image_count", "pictures without a mark, and no question before which they could stand"
+        )
 
 
 def _with_first(value: Cell, slots: str) -> Cell:
@@ -157,7 +157,8 @@ def _texts(values: Iterable[Cell]) -> Iterable[str]:
 def with_pictures(examples: Sequence[Example], images: Sequence[RowImage]) -> tuple[Example, ...]:
     """Return examples with the pictures whose slots their texts have, in order."""
     return tuple(
-        replace(example, images=tuple(images[n] for n in numbers_in(texts_of(example)))) for example in examples
+        replace(example, images=tuple(images[n] for n in numbers_in(texts_of(example))))
+        for example in examples
     )
 
 

@@ -16,8 +16,10 @@ SLOT = re.compile(f"{_BEGIN}([0-9]+){_END}")
 
 
 class RowImage(NamedTuple):
-    """A picture of a row: a file's ``path``, or its ``data``. Once opened: its upright size in pixels, and the
-    sha256 of its bytes, as hex.
+    """A picture of a row: a file's ``path``, or its ``data``.
+
+    Once opened: its upright size in pixels, the sha256 of its bytes as hex, their number, and the file's time
+    of change in ns.
     """
 
     path: str = ""
@@ -25,6 +27,8 @@ class RowImage(NamedTuple):
     width: int = 0
     height: int = 0
     digest: str = ""
+    size: int = 0
+    stamp: int = 0
 
 
 def slot(number: int) -> str:

@@ -27,7 +27,7 @@ def images_in(value: Cell) -> list[RowImage]:
 
 
 def source_of(value: Cell) -> RowImage:
-    """Return what a value names a picture by. Raises RowError for addresses on the network, and for others."""
+    """Return what a value names a picture by. Raises RowError, also for an address on the network."""
     if isinstance(value, str):
         return _of_text(value.strip())
     if isinstance(value, (bytes, bytearray)):
@@ -36,9 +36,8 @@ def source_of(value: Cell) -> RowImage:
         for name in _FIELDS:
             if not is_empty(value.get(name)):
                 return source_of(value[name])
-    if hasattr(value, "save") and hasattr(value, "getexif"):  # a picture that datasets has decoded
-        stream = BytesIO()
-        value.save(stream, format="PNG")
+    if (save := getattr(value, "save", None)) is not None:  # Pillow's, of the user's own function
+        save(stream := BytesIO(), format="PNG")
         return RowImage(data=stream.getvalue())
     raise RowError("image_missing", f"a value of type {type(value).__name__} names no picture")
 

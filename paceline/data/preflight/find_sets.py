@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -121,7 +121,13 @@ def read_head(data_set: LocatedDataset, reading: Reading) -> DatasetHead:
         raise DataError(
             codes.DATA_TEXT_HAS_NO_ANSWERS(section.path, "data.train_on: assistant beside plain text")
         )
+    shape = replace(shape, folder=str(media_beside(data_set.located)))
     return DatasetHead(shape, head, itertools.chain(head, rows))
+
+
+def media_beside(located: Located) -> Path:
+    """Return the folder beside a data set's rows: of its first file, or the one that was started in."""
+    return located.folder or (located.files[0].parent if located.files else Path.cwd())
 
 
 def _shape_of(values: Sequence[Row], section: Dataset, reading: Reading) -> Shape:

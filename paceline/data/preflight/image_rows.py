@@ -7,33 +7,32 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from paceline.config.schema import Config
 from paceline.core.errors import PacelineError
 from paceline.data.preflight.check_sets import is_looked_into
 from paceline.data.preflight.find_sets import LOOKED_AT, converter_named, find_set, sections_of
+from paceline.data.rows.formats import IMAGE_COLUMNS
 from paceline.data.rows.messages import parsed_turns
 from paceline.data.rows.values import Cell, Row, is_empty
 from paceline.data.sources.readers import read_rows
 from paceline.data.sources.user_code import converted
 
 if TYPE_CHECKING:
-    from paceline.config.sections.data import Dataset
+    from paceline.config.sections.data import DataSection, Dataset
 
-COLUMNS = ("images", "image")
 _PARTS = frozenset({"image", "image_url", "input_image"})
 _DEEPEST = 6  # a row's columns, lists of turns, turns, lists of parts, parts
 
 
-def images_in_rows(config: Config, *, imports: bool) -> bool | None:
+def images_in_rows(data: DataSection, *, imports: bool) -> bool | None:
     """Return whether the first rows of any data set have an image; None if some were not read.
 
     ``imports``: sets that need the user's code or the ``datasets`` library are read, too. What cannot be
     read is not said here: other checks name it.
     """
     left = False
-    for key, section in sections_of(config.data):
+    for key, section in sections_of(data):
         with suppress(PacelineError):
-            converter = converter_named(section, config.data.converter)
+            converter = converter_named(section, data.converter)
             data_set = find_set(key, section)
             here = is_looked_into(data_set, None) and converter is None
             if data_set.located.kind == "hub" or not (here or imports):
@@ -50,10 +49,13 @@ def images_in_rows(config: Config, *, imports: bool) -> bool | None:
 
 def _columns(section: Dataset) -> tuple[str, ...]:
     """Return the columns in which a data set's images may stand."""
-    return (*COLUMNS, *(str(section.columns[name]) for name in COLUMNS if name in section.columns))
+    return (
+        *IMAGE_COLUMNS,
+        *(str(section.columns[name]) for name in IMAGE_COLUMNS if name in section.columns),
+    )
 
 
-def has_image(row: Row, columns: tuple[str, ...] = COLUMNS) -> bool:
+def has_image(row: Row, columns: tuple[str, ...] = IMAGE_COLUMNS) -> bool:
     """Whether a row has an image: in a column, or as a part of a turn's content."""
     return any(not is_empty(row.get(name)) for name in columns) or any(_parts(row, 0))
 
@@ -62,7 +64,9 @@ def _parts(value: Cell, depth: int) -> Iterator[bool]:
     if depth > _DEEPEST:
         return
     if isinstance(value, Mapping):
-        yield value.get("type") in _PARTS or (depth > 1 and any(not is_empty(value.get(n)) for n in COLUMNS))
+        yield value.get("type") in _PARTS or (
+            depth > 1 and any(not is_empty(value.get(n)) for n in IMAGE_COLUMNS)
+        )
     inner = (
         value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     )

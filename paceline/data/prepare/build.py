@@ -18,6 +18,7 @@ from paceline.core.errors import DataError
 from paceline.core.json_types import JsonObject
 from paceline.data import codes
 from paceline.data.dataset_store import EVAL, TOKENIZER, TOKENS, TRAIN, Store, save_index
+from paceline.data.images.table import ImageTableWriter
 from paceline.data.preflight.find_sets import LocatedDataset, collect
 from paceline.data.prepare.choose_template import settle_template, stop_tokens
 from paceline.data.prepare.tokenize import Chunk, ChunkResult, OpenSet, Setup, open_set, tokenise
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 
 _BYTES_A_PROCESS = 16_000_000  # minimum text per process: starting one takes seconds
+_BYTES_WITH_PICTURES = 200_000  # the same where rows name pictures, of which each takes a millisecond
 
 
 def build(
@@ -63,7 +65,8 @@ def build(
     setup, notes = settle_template(setup, tokenizer, {o.shape.format for o in opened})
     notes = [note for o in opened for note in o.notes] + notes
     with store.staged(key) as stage:
-        tally = _write_tokens(stage / TOKENS, setup, sets, opened, data, report)
+        pictures = ImageTableWriter(stage) if setup.images is not None else None
+        tally = _write_tokens(stage / TOKENS, setup, sets, opened, data, report, pictures, len(train))
         for data_set, unread in zip(sets, tally.unread, strict=True):
             notes += fields_unread(unread, data_set.section.path)
         for data_set, answers in zip(sets, tally.in_a_row, strict=True):
@@ -88,6 +91,8 @@ def build(
                 for s, o, n in zip(sets, opened, tally.documents, strict=True)
             ],
         }
+        if pictures is not None:
+            meta["pictures"] = {"count": pictures.count, **pictures.digests()}
         store.publish(stage, key, meta)
 
 
@@ -109,13 +114,16 @@ def _write_tokens(
     opened: list[OpenSet],
     data: DataSection,
     report: Report,
+    pictures: ImageTableWriter | None,
+    num_train_sets: int,
 ) -> _Tally:
     """Tokenize all rows into the table. Raises DataError if the policy refuses rows, or no row is usable."""
     tally = _Tally(documents=[0] * len(sets), unread=[{} for _ in sets], in_a_row=[Tally() for _ in sets])
     # Bytes of the data sets before each
     behind = np.cumsum([0, *(total_bytes(s.located) for s in sets)]).tolist()
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    num_proc = data.num_proc or max(1, min(cpus, behind[-1] // _BYTES_A_PROCESS))
+    least = _BYTES_A_PROCESS if pictures is None else _BYTES_WITH_PICTURES
+    num_proc = data.num_proc or max(1, min(cpus, behind[-1] // least))
     meter = Meter(behind[-1], report)
     chunks: Iterator[Chunk] = (chunk for o in opened for chunk in o.chunks)
     writer = TableWriter(path, setup.kind.columns)
@@ -127,10 +135,14 @@ def _write_tokens(
                 break
             if len(result.block):
                 writer.write(result.block)
+            if pictures is not None and len(result.block):
+                pictures.write(result.images, number, train=number < num_train_sets)
             meter.update(tally.counts.rows_read, behind[number] + result.consumed, tally.counts.tokens)
     finally:
         # After an error, too: no descriptor stays open
         writer.close()
+        if pictures is not None:
+            pictures.close()
     if tally.refused:
         raise DataError(*refusal(tally.refused, tally.counts.rows_read))
     if not tally.counts.rows_used:

@@ -112,7 +112,7 @@ def summary(
     return [*lines, f"where     {prepared.path} ({how})"]
 
 
-def run(config: Config, cache: Path, console: Console) -> None:
+def run(config: Config, cache: Path, console: Console, vision: bool | None = None) -> None:
     """Prepare the data of ``config`` and print a summary. Raises PacelineError."""
     seed = config.training.seed if config.data.seed is None else config.data.seed
     kind = row_kind(algorithm_spec(config.training.algorithm).rows)
@@ -125,6 +125,7 @@ def run(config: Config, cache: Path, console: Console) -> None:
             cache_dir=cache,
             report=bar,
             kind=kind,
+            vision=vision,
         )
     for note in prepared.notes:
         print(note.render())

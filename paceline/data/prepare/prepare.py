@@ -15,6 +15,8 @@ from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject
 from paceline.data import codes
 from paceline.data.dataset_store import EVAL, TOKENIZER, TOKENS, TRAIN, Meta, Store, load_index
+from paceline.data.images.decide import changed_picture, media_folders, sees_pictures, settings_of
+from paceline.data.images.table import IMAGES, ImageTable
 from paceline.data.preflight.find_sets import LocatedDataset, converter_named, find_sets, read_head
 from paceline.data.prepare.build import PrepareProgress, Report, build
 from paceline.data.prepare.fingerprint import code_version, definition, fingerprint, located_digest
@@ -27,6 +29,7 @@ from paceline.data.sources.user_code import converter_digest
 from paceline.data.token_table import TokenTable
 from paceline.data.tokenizer.identity import tokenizer_identity
 from paceline.data.tokenizer.load import tokenizer_spec
+from paceline.plan.images.settings import ImageSettings
 from paceline.protocols.special_tokens import SpecialTokens
 from paceline.rules import codes as rules_codes
 
@@ -47,6 +50,7 @@ class Prepared:
     train_fingerprint  fingerprint of the training data alone, independent of the evaluation set
     special_tokens  the tokenizer's special tokens, and the tokens that end an answer
     definition      how fingerprints are computed: they are comparable only if it is equal
+    images          how pictures become tokens and pixels; None where rows have none
     notes           findings about assumptions, dropped or truncated rows and overlaps; never errors
     """
 
@@ -66,6 +70,7 @@ class Prepared:
     train_fingerprint: str = ""
     definition: str = ""
     special_tokens: SpecialTokens = SpecialTokens()
+    images: ImageSettings | None = None
 
 
 def prepare(
@@ -77,17 +82,19 @@ def prepare(
     report: Callable[[PrepareProgress], None] | None = None,
     max_positions: int | None = None,
     kind: RowKind = DOCUMENTS,
+    vision: bool | None = None,
 ) -> Prepared:
     """Tokenize a config's data, whose rows are of ``kind``, or find it in the cache.
 
     ``seed`` determines the validation split; ``max_positions`` (the model's, if known): longer documents are
-    refused. Two processes that prepare the same data set do the work once. Raises DataError with every reason
-    known at that point.
+    refused. ``vision``: whether the model sees pictures (``Plan.vision``; None: by the config and the rows).
+    Two processes that prepare the same data set do the work once. Raises DataError with every reason known at
+    that point.
     """
     # Nobody need listen
     report_progress: Report = report or (lambda _: None)
     train, evaluation = sets_of(data)
-    setup = setup_of(data, model, kind)
+    setup = setup_of(data, model, kind, vision=vision)
     report_progress(PrepareProgress("fingerprint"))
     key = key_of(data, setup, train, evaluation, seed, cache_dir)
     store = Store(cache_dir)
@@ -96,6 +103,7 @@ def prepare(
         key,
         lambda: report_progress(PrepareProgress("waiting")),
         lambda: build(store, key, setup, train, evaluation, data, seed=seed, report=report_progress),
+        lambda: changed_picture(store.folder(key), media_folders(data)) if setup.images else "",
     )
     if from_cache and setup.reading.answers_only:  # the key of the cache does not tell who asked
         for data_set in (*train, *evaluation):
@@ -103,7 +111,11 @@ def prepare(
     meta = _with_current_paths(meta, [data_set.section.path for data_set in (*train, *evaluation)])
     prepared = opened(store, key, meta, data, from_cache=from_cache)
     # Add what is known only now: the training data's own fingerprint, a damaged cache, too long documents.
-    alone = key_of(data, setup, train, [], seed, cache_dir)
+    alone = key_of(data, setup, train, [], seed, cache_dir, located=False)
+    if pictures := meta.get("pictures"):  # their contents, which are known once they are read
+        alone = fingerprint({"rows": alone, "pictures": pictures["train"]})
+        whole = fingerprint({"rows": key, "pictures": pictures["all"]})
+        prepared = replace(prepared, fingerprint=whole, images=setup.images)
     prepared = replace(prepared, train_fingerprint=alone, definition=definition())
     report_progress(
         PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens)
@@ -120,34 +132,40 @@ def prepare(
     return prepared
 
 
-def setup_of(data: DataSection, model: ModelSection, kind: RowKind) -> Setup:
-    """Return how ``prepare`` tokenizes rows. Raises DataError if the tokenizer's files are missing."""
-    reading = Reading.of(data, kind)
+def setup_of(data: DataSection, model: ModelSection, kind: RowKind, *, vision: bool | None = None) -> Setup:
+    """Return how ``prepare`` tokenizes rows. Raises DataError if the tokenizer's files are missing.
+
+    ``vision``: whether the model sees pictures; None: by the config and the first rows.
+    """
+    if vision is None:
+        vision = sees_pictures(data, model, kind)
     return Setup(
         tokenizer_spec(model),
-        reading,
+        Reading.of(data, kind, images=vision),
         data.max_length,
         data.on_too_long,
         data.truncation,
         data.max_prompt_length,
+        settings_of(data, model) if vision else None,
     )
 
 
 def _settled(
-    store: Store, key: str, waiting: Callable[[], None], make: Callable[[], None]
+    store: Store, key: str, waiting: Callable[[], None], make: Callable[[], None], stale: Callable[[], str]
 ) -> tuple[Meta, bool, str]:
     """Return the verified data set of this key, building it if needed. Raises DataError. Returns its
-    ``meta.json``, whether it was cached, and the fault of a damaged one.
+    ``meta.json``, whether it was cached, and the fault of a damaged one. ``stale()``: why a whole one is no
+    longer what its rows name; empty if it is.
     """
     if not store.writable() and store.folder(key).is_dir():  # read-only cache: no locks, no repair
         return _verified(store, key), True, ""
     with store.node_lock(key, waiting):
         meta, damage = store.verified(key)
-        if meta is not None:
+        if meta is not None and not (damage := stale()):
             return meta, True, ""
         with store.lock(key, waiting):
             meta, _ = store.verified(key)  # another node may have published it meanwhile
-            if meta is not None:
+            if meta is not None and not stale():
                 return meta, True, ""
             make()
             return _verified(store, key), False, damage
@@ -184,8 +202,13 @@ def key_of(
     evaluation: list[LocatedDataset],
     seed: int,
     cache_dir: Path,
+    *,
+    located: bool = True,
 ) -> str:
-    """Return the fingerprint of the prepared data."""
+    """Return the fingerprint of the prepared data.
+
+    ``located``: with the folder of its pictures, whose contents are known only once they are read.
+    """
     prompts = [setup.reading.query_prompt, setup.reading.document_prompt]
     return fingerprint(
         {
@@ -202,6 +225,7 @@ def key_of(
                 data.strict,
                 *(prompts if any(prompts) else ()),  # keys of sets without them are older
                 *_later_options(data, system_text(data.default_system)),
+                *([_of_pictures(data, setup.images, located)] if setup.images else []),
             ],
             "split": [data.validation_split, seed] if data.validation_split else None,
         }
@@ -217,6 +241,12 @@ def _later_options(data: DataSection, system: str | None) -> list[Json]:
         **({"train_on": "last"} if data.train_on == "last" else {}),
     }
     return [options] if options else []
+
+
+def _of_pictures(data: DataSection, images: ImageSettings, located: bool) -> JsonObject:
+    """Return what decides how pictures become tokens and pixels."""
+    folders: JsonObject = {"folders": list(media_folders(data))} if located else {}
+    return {"images": images.identity(), "refuse": data.image_refuse_pixels, **folders}
 
 
 def sets_of(data: DataSection) -> tuple[list[LocatedDataset], list[LocatedDataset]]:
@@ -289,13 +319,18 @@ def opened(store: Store, key: str, meta: Meta, data: DataSection, *, from_cache:
     weights = tuple(float(section.weight) for section in data.train)
     train = TokenTable(folder / TOKENS, load_index(folder / TRAIN), weights, group)
     held_out = EVAL in meta["files"]
+    held = TokenTable(folder / TOKENS, load_index(folder / EVAL), group=group) if held_out else None
+    if IMAGES in meta["files"]:
+        pictures = ImageTable(folder, media_folders(data))
+        for table in filter(None, (train, held)):
+            table.images = pictures
     stops = tuple(meta["stop_token_ids"])
     eos, bos, pad = meta["special_tokens"]
     return Prepared(
         path=folder,
         fingerprint=key,
         train=train,
-        eval=TokenTable(folder / TOKENS, load_index(folder / EVAL), group=group) if held_out else None,
+        eval=held,
         counts=PrepareCounts.from_json(meta["counts"]),
         vocab_size=meta["vocab_size"],
         pad_token_id=meta["pad_token_id"],

@@ -21,6 +21,8 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.chat_template.encode import CostlyTemplateError, Encoded, Encoder
+from paceline.data.images.expand import ImageWriter
+from paceline.data.images.table import ImageBlock
 from paceline.data.preflight.find_sets import LocatedDataset, read_head
 from paceline.data.prepare.truncate import truncated
 from paceline.data.random_keys import text_key
@@ -31,6 +33,7 @@ from paceline.data.rows.row_errors import Problem, Tally
 from paceline.data.rows.values import Cell, RawRow, RowError
 from paceline.data.token_table import DocumentBlock, encode_labels
 from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
+from paceline.plan.images.settings import ImageSettings
 from paceline.protocols.special_tokens import SECOND
 
 CHUNK_ROWS = 512
@@ -38,7 +41,10 @@ CHUNK_ROWS = 512
 
 @dataclass(frozen=True)
 class Setup:
-    """How rows are tokenized; the same for all chunks. ``train_on``: as it applies to rows of their kind."""
+    """How rows are tokenized; the same for all chunks. ``train_on``: as it applies to rows of their kind.
+
+    ``images``: how pictures become tokens; None where rows have none.
+    """
 
     tokenizer: TokenizerSpec
     reading: Reading
@@ -46,6 +52,7 @@ class Setup:
     on_too_long: str
     truncation: str = "end"
     max_prompt_length: int | None = None
+    images: ImageSettings | None = None
 
     @property
     def kind(self) -> RowKind:
@@ -92,7 +99,7 @@ class Chunk(NamedTuple):
 class ChunkResult(NamedTuple):
     """The result of a chunk: usable documents, skipped and truncated rows, and unread fields by name.
 
-    ``in_a_row``: rows with several answers in a row.
+    ``in_a_row``: rows with several answers in a row. ``images``: the documents' pictures.
     """
 
     dataset: int
@@ -103,11 +110,16 @@ class ChunkResult(NamedTuple):
     consumed: int
     unread: dict[str, Tally]
     in_a_row: Tally
+    images: ImageBlock
 
 
 @lru_cache(maxsize=2)
-def _encoder(tokenizer: TokenizerSpec, train_on: str, find_answers: bool) -> Encoder:
-    return Encoder(open_tokenizer(tokenizer), train_on, find_answers=find_answers)
+def _encoder(
+    tokenizer: TokenizerSpec, train_on: str, find_answers: bool, images: ImageSettings | None
+) -> Encoder:
+    loaded = open_tokenizer(tokenizer)
+    writer = None if images is None else ImageWriter(images, loaded)
+    return Encoder(loaded, train_on, find_answers=find_answers, images=writer)
 
 
 def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
@@ -125,12 +137,12 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
     documents: list[tuple[ChunkRow, Example, Encoded]] = []
     flat = [(row, example) for row, examples in kept for example in examples]
     try:
-        encoder = _encoder(setup.tokenizer, setup.train_on, setup.find_answers)
+        encoder = _encoder(setup.tokenizer, setup.train_on, setup.find_answers, setup.images)
         encoded = iter(encode_for(setup.kind, encoder)([example for _, example in flat]))
     except CostlyTemplateError as error:  # further rows would take as long: discard the chunk
         skipped = [Problem(error.reason, flat[error.number][0].where, error.detail)]
-        block = _block(chunk.dataset, [], setup.kind.columns)
-        return ChunkResult(chunk.dataset, block, skipped, [], chunk.read, chunk.consumed, {}, Tally())
+        block, none = _block(chunk.dataset, [], setup.kind.columns), ImageBlock()
+        return ChunkResult(chunk.dataset, block, skipped, [], chunk.read, chunk.consumed, {}, Tally(), none)
     for row, examples in kept:
         # A row is kept or skipped with all of its documents.
         results = list(itertools.islice(encoded, len(examples)))
@@ -140,6 +152,8 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
         problem = next(
             (p for whole, short in pairs if (p := _unusable(whole, short, row.where, setup))), None
         )
+        if problem is None and encoder.images is not None:
+            problem = _picture_lost(uncut, cut, encoder.images.marks.token_id, row.where)
         if problem is None and setup.kind.same([document.input_ids for document in cut]):
             why = "as the template writes them"
             if not setup.kind.same([document.input_ids for document in uncut]):
@@ -157,9 +171,25 @@ def tokenise_chunk(setup: Setup, chunk: Chunk) -> ChunkResult:
         reader.count(dict.fromkeys(name for document in uncut for name in document.left_out), row.where)
         documents += zip(itertools.repeat(row), examples, cut, strict=False)
     block = _block(chunk.dataset, documents, setup.kind.columns)
-    return ChunkResult(
-        chunk.dataset, block, skipped, shorter, chunk.read, chunk.consumed, reader.unread, repeated
-    )
+    images = ImageBlock.of((example.images, encoded.images) for _, example, encoded in documents)
+    counts = chunk.read, chunk.consumed
+    return ChunkResult(chunk.dataset, block, skipped, shorter, *counts, reader.unread, repeated, images)
+
+
+def _picture_lost(
+    whole: Sequence[Encoded], cut: Sequence[Encoded], token_id: int, where: str
+) -> Problem | None:
+    """Return why a row's tokens are not those of its pictures, or None: truncation never cuts into one."""
+    for before, after in zip(whole, cut, strict=True):
+        features, tokens = sum(before.images), int(np.count_nonzero(before.input_ids == token_id))
+        if tokens > features:
+            return Problem("image_mark", where, f"{tokens} tokens of pictures that have {features}")
+        if int(np.count_nonzero(after.input_ids == token_id)) < features:
+            long = f"{len(before.input_ids)} tokens, {features} of them of pictures"
+            return Problem(
+                "image_cut", where, long if tokens == features else "a picture after the last answer"
+            )
+    return None
 
 
 def _cut(

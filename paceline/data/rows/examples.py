@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import DataError
 from paceline.core.files import read_text
 from paceline.data import codes
+from paceline.data.images.open_image import ImageRules
+from paceline.data.images.row_images import with_pictures, with_slots
+from paceline.data.images.slots import RowImage
 from paceline.data.rows import messages, tools_and_documents
-from paceline.data.rows.formats import COLUMNS, PLAIN_TEXTS, Example, Shape
+from paceline.data.rows.formats import COLUMNS, IMAGE_COLUMNS, PLAIN_TEXTS, Example, Shape
 from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
 from paceline.data.rows.messages import Message, unread_in_calls
 from paceline.data.rows.row_errors import Problem, Tally
@@ -105,7 +108,8 @@ class Reading:
 
     ``kind``: the kind of rows. ``last_answers``: only answers after the last question have loss.
     ``answers_only``: the config asks for loss on answers only, so rows must have answers. ``query_prompt``,
-    ``document_prompt``: texts put before queries and documents.
+    ``document_prompt``: texts put before queries and documents. ``images``: how pictures are opened; None:
+    rows with pictures are refused.
     """
 
     train_on: str = "assistant"
@@ -117,14 +121,15 @@ class Reading:
     document_prompt: str = ""
     default_system: str | None = None
     last_answers: bool = False
+    images: ImageRules | None = None
 
     @classmethod
-    def of(cls, data: DataSection, kind: RowKind) -> Reading:
-        """Return the reading of this kind of rows for a config's ``data``."""
+    def of(cls, data: DataSection, kind: RowKind, *, images: bool = False) -> Reading:
+        """Return the reading of this kind of rows for a config's ``data``; ``images``: it sees some."""
         train_on = "all" if data.train_on == "all" else "assistant"
         last, prompts = data.train_on == "last", (data.query_prompt, data.document_prompt)
         answers_only = last or data.train_on == "assistant"
-        own = (*prompts, data.default_system, last)
+        own = (*prompts, data.default_system, last, ImageRules.of(data) if images else None)
         return cls(train_on, kind, data.strict, data.converter, answers_only, *own)
 
     def refuses(self, shape: Shape) -> bool:
@@ -146,7 +151,10 @@ class RowReader:
         self._system, self._last = system_text(reading.default_system), reading.last_answers
         columns = (name for group in COLUMNS.get(shape.format, (tuple(shape.columns),)) for name in group)
         # The columns of the file that rows are read from, in the same order in all processes
-        self._used = sorted({shape.columns[name] for name in columns if name in shape.columns})
+        read = (name for name in columns if name in shape.columns and name not in IMAGE_COLUMNS)
+        self._used = sorted({shape.columns[name] for name in read})
+        self._columns, self._images = shape.columns, reading.images
+        self._media = reading.images.media(shape.folder) if reading.images else None
         self._conversations = shape.format not in PLAIN_TEXTS
         # Whether a turn may say that it has loss, or a list of the row may say it of each
         self._weighs = reading.kind.learns_tokens and not reading.kind.answered
@@ -157,13 +165,21 @@ class RowReader:
 
         Fields that would be lost are reported first, all at once.
         """
+        images: list[RowImage] = []
+        try:
+            if self._images and self._media:
+                row, named = with_slots(row, self._columns)
+                images = [self._images.opened(image, self._media) for image in named]
+        except RowError as error:
+            return Problem(error.reason, where, error.detail)
         if lost := self._find_lost(row, where):
             (reason, detail), *also = lost.items()
             return Problem(reason, where, detail, tuple(also))
         try:
             examples = self._kind.prompted(self._kind.normalise(row, self._shape), *self._prompts)
             whole = (with_system(with_beside(example, row), self._system) for example in examples)
-            return tuple(learning_last(example) if self._last else example for example in whole)
+            examples = tuple(learning_last(example) if self._last else example for example in whole)
+            return with_pictures(examples, images) if images else examples
         except RowError as error:
             return Problem(error.reason, where, error.detail)
 

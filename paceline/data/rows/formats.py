@@ -11,6 +11,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject
 from paceline.data import codes
+from paceline.data.images.slots import RowImage
 from paceline.data.rows.messages import (
     Message,
     has_meaning,
@@ -28,13 +29,15 @@ CLASSIFIED_TEXT = "classified"
 RETRIEVAL_TEXT = "retrieval"
 #: The formats without a conversation: no chat template writes them.
 PLAIN_TEXTS = frozenset({TEXT, PAIR_TEXT, CLASSIFIED_TEXT, RETRIEVAL_TEXT})
+#: Columns with a row's pictures.
+IMAGE_COLUMNS = ("images", "image")
 # format -> (required columns, optional columns)
 COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "messages": (("messages",), ("system",)),
-    "sharegpt": (("conversations",), ("system",)),
-    "alpaca": (("instruction", "output"), ("input", "system", "history")),
-    "prompt_completion": (("prompt", "completion"), ("system", "history")),
-    TEXT: (("text",), ()),
+    "messages": (("messages",), ("system", *IMAGE_COLUMNS)),
+    "sharegpt": (("conversations",), ("system", *IMAGE_COLUMNS)),
+    "alpaca": (("instruction", "output"), ("input", "system", "history", *IMAGE_COLUMNS)),
+    "prompt_completion": (("prompt", "completion"), ("system", "history", *IMAGE_COLUMNS)),
+    TEXT: (("text",), IMAGE_COLUMNS),
 }
 # alternative names of prompt and completion (the first match counts)
 PAIRS: tuple[tuple[str, str], ...] = (
@@ -49,12 +52,13 @@ PAIRS: tuple[tuple[str, str], ...] = (
 class Shape:
     """How to read a row: its format, and the file's name for each column of the format.
 
-    ``note``: its assumptions.
+    ``note``: its assumptions. ``folder``: the one beside the rows, in which paths of pictures begin.
     """
 
     format: str
     columns: Mapping[str, str]
     note: str = ""
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Example:
     ``pair``: the second of two texts, of which ``text`` is the first.
     ``values``: extra numbers by name. ``facts``: JSON about a prompt that the model answers itself, for
     reward functions. ``tools`` (JSON schemas), ``documents`` and ``template_kwargs`` are for the chat
-    template.
+    template. ``images``: the pictures whose slots the texts have, in order.
     """
 
     messages: tuple[Message, ...] = ()
@@ -78,6 +82,7 @@ class Example:
     tools: tuple[JsonObject, ...] = ()
     documents: tuple[JsonObject, ...] = ()
     template_kwargs: Mapping[str, Json] = field(default_factory=dict)
+    images: tuple[RowImage, ...] = ()
 
     @property
     def prompt(self) -> str:
@@ -85,14 +90,16 @@ class Example:
 
         Rows with equal prompts stay in one split.
         """
+        seen = [image.digest for image in self.images]
         if not self.messages:
-            return self.text[: self.begin] or "\n".join(filter(None, (self.text, self.pair)))
+            asked = self.text[: self.begin] or "\n".join(filter(None, (self.text, self.pair)))
+            return "\n".join((asked, *seen)) if seen else asked
         turns: list[str] = []
         for number, message in enumerate(self.messages):
             if message["role"] == "assistant" and number >= self.learn_from:
                 break
             turns.append(f"{message['role']}\n{message['content']}")
-        return "\n".join(turns)
+        return "\n".join((*turns, *seen))
 
 
 def column_names(rows: Sequence[Row]) -> list[str]:

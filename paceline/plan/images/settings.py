@@ -37,6 +37,9 @@ class ImageSettings:
     min_pixels: int | None = None
     max_pixels: int | None = None
 
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.identity(), sort_keys=True))
+
     def number(self, name: str) -> int:
         """Return a whole number of the image processor's settings."""
         return _whole(self.images.get(name), name)

@@ -70,7 +70,7 @@ def answers(request: TrialRequest) -> Iterator[JsonObject]:
     """Yield everything known so far, after the checks without imports and after each trial."""
     config = Config.from_json(request["config"])
     if request.get("rows"):
-        yield {"images": images_in_rows(config, imports=request.get("imports", False))}
+        yield {"images": images_in_rows(config.data, imports=request.get("imports", False))}
         return
     plan = None if request["plan"] is None else Plan.from_json(request["plan"])
     if request["doubt"] is not None:

@@ -25,10 +25,12 @@ from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, ConfigError, DataError
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
+from paceline.data.images.load import ImageLoader, image_loader
 from paceline.data.packed_source import PackedSource
 from paceline.data.preflight.check_sets import check_feeds
 from paceline.data.prepare.prepare import Prepared, check_token_range
 from paceline.data.rows.kinds.base import row_kind
+from paceline.data.token_table import TokenTable
 from paceline.models.heads.sequence_classification import SCALAR_ROLES, Classes
 from paceline.plan.algorithms.rollout import answers_at_evaluation
 from paceline.plan.algorithms.spec import algorithm_spec
@@ -232,9 +234,17 @@ class RunBuilder:
             seed=t.seed if t.data_seed is None else t.data_seed,
             pad_token_id=self.prepared.pad_token_id,
             shuffle=train if shuffle is None else shuffle,
+            images=self.images(table),
         )
         source.columns.update(self.columns.get("train" if train else "eval", {}))
         return source
+
+    def images(self, table: TokenTable) -> ImageLoader | None:
+        """Return what makes the pixels of a table's pictures; None where rows have none."""
+        settings = self.prepared.images
+        if table.images is None or settings is None:
+            return None
+        return image_loader(table.images, settings, self.config, self.prepared.path)
 
     @staticmethod
     def batch_layout(strategy: Strategy, micro_batch: int, accumulation: int) -> BatchLayout:

@@ -49,6 +49,7 @@ def prepare_data(config: Config, plan: Plan, rank: int, environ: Mapping[str, st
         seed=seed if data.seed is None else data.seed,
         cache_dir=cache,
         kind=row_kind(algorithm_spec(plan.algorithm).rows),
+        vision=plan.vision,
         max_positions=(plan.shape.max_position_embeddings or None) if plan.shape else None,
     )
     with written_for(cache, config.training.output_access):

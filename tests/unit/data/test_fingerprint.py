@@ -68,10 +68,16 @@ BESIDE: dict[type, dict[str, str]] = {
         "num_proc": "the work of a chunk is the same in any process",
         "cache_dir": "where it is kept",
         "seed": "handed over by the caller as the split's seed",
+        **dict.fromkeys(
+            ("media_dir", "image_min_pixels", "image_max_pixels", "image_refuse_pixels"),
+            "of rows with pictures alone (test_image_rows)",
+        ),
+        "image_cache": "where pixels are kept",
     },
     Reading: {
         "answers_only": "rows are refused by it, and none is read otherwise",
         "last_answers": "train_on: last says it",
+        "images": "its parts are keys of data",
     },
     TokenizerSpec: {"folder": "the files count, wherever they lie"},
 }

@@ -168,7 +168,7 @@ def test_the_first_rows_say_whether_there_are_images(row: dict[str, Any], tmp_pa
 
     def images(*sets: Any) -> bool | None:
         config = Config.from_json({"data": {"train": list(sets)}})
-        return images_in_rows(config, imports=False)
+        return images_in_rows(config.data, imports=False)
 
     with_columns = {"path": str(seen), "columns": {"images": "pictures"}}
     assert images({"path": str(plain)}) is False

@@ -15,6 +15,7 @@ from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.rows.formats import (
     CLASSIFIED_TEXT,
+    IMAGE_COLUMNS,
     Example,
     Shape,
     check_mapping,
@@ -85,14 +86,14 @@ class Classified(RowKind):
         names, mapping = column_names(rows), dict(mapping or {})
         remedy = "columns: {text: X, label: Y} (next to path:), where X and Y are names in the file"
         wrong = codes.DATA_FORMAT_CLASSES("", where, listed(names), remedy)
-        check_mapping(mapping, ("text", "text_pair", "label"), names, wrong)
+        check_mapping(mapping, ("text", "text_pair", "label", *IMAGE_COLUMNS), names, wrong)
         pairs = [pair for pair in TEXT_PAIRS if {*pair} <= {*names} - {*mapping.values()}]
         if pairs and "text" not in mapping:
             if len(pairs) > 1:
                 several = " or ".join(" and ".join(pair) for pair in pairs)
                 raise DataError(replace(wrong, what=f"the two texts could be {several}"))
             mapping |= dict(zip(("text", "text_pair"), pairs[0], strict=True))
-        columns = {"text_pair": mapping["text_pair"]} if "text_pair" in mapping else {}
+        columns = {n: mapping[n] for n in ("text_pair", *IMAGE_COLUMNS) if n in mapping}
         for name, usual in (("text", _READ), ("label", _NOTES)):
             free = [column for column in usual if column in names and column not in mapping.values()]
             likely = [mapping[name]] if name in mapping else free

@@ -24,6 +24,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.data import codes
 from paceline.data.rows.formats import (
+    IMAGE_COLUMNS,
     PAIR_TEXT,
     Example,
     Shape,
@@ -64,7 +65,7 @@ def detect_answers(
     for rows without a prompt column (empty: it is required). Raises DataError, with ``wrong`` if columns are
     missing.
     """
-    names = column_names(rows)
+    names, beside = column_names(rows), (*beside, *IMAGE_COLUMNS)
     wrong = replace(wrong, found=listed(names))
     # The user's mapping must name known columns that exist; the rest is found by name.
     readable = (*needed, *PROMPTS, *beside)

@@ -1,0 +1,162 @@
+"""Pixels while training: made of the files of prepared pictures, by the threads of the loader."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.core.errors import DataError
+from paceline.core.files import open_file
+from paceline.core.json_types import Json
+from paceline.data import codes
+from paceline.data.dataset_store import TOKENIZER
+from paceline.data.images.decide import config_of
+from paceline.data.images.open_image import MAX_BYTES, decoded
+from paceline.data.images.pixel_cache import PixelCache
+from paceline.data.images.processor import ImageMarks, ImageProcessor, Inputs
+from paceline.data.images.table import BYTES, IN_FILE, ImageTable, StoredImage
+from paceline.data.rows.values import RowError
+from paceline.models.vision.positions import VisionPositions
+from paceline.protocols.images import Images
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from paceline.config.schema import Config
+    from paceline.plan.images.settings import ImageSettings
+
+
+@dataclass(frozen=True)
+class ImageLoader:
+    """Makes what the tower reads of documents' pictures. Threads may share it.
+
+    ``config``: the model's ``config.json``; ``token_id``: of the tokens that stand for features;
+    ``most_pixels``: bound of a decoded picture; ``cache``: pixels on disk, if they are kept.
+    """
+
+    table: ImageTable
+    processor: ImageProcessor
+    config: Mapping[str, Json]
+    token_id: int
+    most_pixels: int
+    cache: PixelCache | None = None
+
+    def images(self, rows: Sequence[int], documents: Sequence[NDArray[np.int32]]) -> Images | None:
+        """Return the images of documents in order; None if there are none.
+
+        ``rows``: of the documents in the token file, -1 for a filler; ``documents``: their ids, int32 [n].
+        Raises DataError if a picture has changed since it was prepared.
+        """
+        listed = [self.table.of(row) if row >= 0 else [] for row in rows]
+        if not any(listed):
+            return None
+        made: dict[tuple[str, bool], Inputs] = {}
+        parts: list[Inputs] = []
+        for pictures in listed:
+            parts += self._of_document([picture for picture, _ in pictures], made)
+        inputs = {
+            name: torch.from_numpy(np.ascontiguousarray(a))
+            for name, a in self.processor.joined(parts).items()
+        }
+        places = np.flatnonzero(np.concatenate(documents) == self.token_id)
+        counts = tuple(count for pictures in listed for _, count in pictures)
+        if len(places) != sum(counts):
+            raise DataError(
+                codes.DATA_IMAGE_CHANGED("data.train", f"{len(places)} tokens, {sum(counts)} features")
+            )
+        grids = inputs.get("image_grid_thw")
+        positions = self._positions(
+            documents, [len(p) for p in listed], None if grids is None else grids.numpy()
+        )
+        return Images.of(inputs, torch.from_numpy(places), counts, positions)
+
+    def _of_document(
+        self, pictures: Sequence[StoredImage], made: dict[tuple[str, bool], Inputs]
+    ) -> list[Inputs]:
+        """Return the inputs of one document's pictures; ``made``: those of this batch so far."""
+        alone = len(pictures) == 1
+        parts = []
+        for picture in pictures:
+            key = (picture.digest, alone)
+            if key not in made:
+                made[key] = self._inputs(picture, alone)
+            parts.append(dict(made[key]))
+        return self.processor.counted(parts)
+
+    def _inputs(self, picture: StoredImage, alone: bool) -> Inputs:
+        name = f"{picture.digest}-{int(alone)}"
+        if self.cache is not None and (kept := self.cache.get(name)) is not None:
+            return kept
+        inputs = self.processor.of_image(self.decoded(picture), alone=alone)
+        if self.cache is not None:
+            self.cache.put(name, inputs)
+        return inputs
+
+    def decoded(self, picture: StoredImage) -> Image:
+        """Return a picture, upright and RGB. Raises DataError if it has changed since it was prepared."""
+        data = self._bytes(picture)
+        if hashlib.sha256(data).hexdigest() != picture.digest:
+            raise DataError(codes.DATA_IMAGE_CHANGED(self._shown(picture), "its bytes are others"))
+        try:
+            return decoded(data, self._shown(picture), self.most_pixels)
+        except RowError as error:
+            raise DataError(codes.DATA_IMAGE_CHANGED(self._shown(picture), error.detail)) from error
+
+    def _bytes(self, picture: StoredImage) -> bytes:
+        stored = picture.offset != IN_FILE
+        path = self.table.folder / BYTES if stored else self.table.file(picture)
+        try:
+            # Checked again: a link may have been put there since
+            if not stored and os.path.realpath(path) != os.path.normpath(path):
+                raise OSError(0, "it is a link now")
+            with open_file(path) as file:
+                if stored:
+                    file.seek(picture.offset)
+                return file.read(min(picture.size + (not stored), MAX_BYTES))
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise DataError(codes.DATA_IMAGE_CHANGED(self._shown(picture), why)) from error
+
+    def _shown(self, picture: StoredImage) -> str:
+        return (
+            str(self.table.file(picture)) if picture.offset == IN_FILE else f"picture {picture.digest[:12]}"
+        )
+
+    @cached_property
+    def _axes(self) -> VisionPositions | None:
+        return VisionPositions.of(self.config)
+
+    def _positions(
+        self, documents: Sequence[NDArray[np.int32]], counts: Sequence[int], grids: NDArray[np.int64] | None
+    ) -> torch.Tensor | None:
+        """Return the rotary positions on several axes, int64 [A, 1, T], restarting at each document."""
+        axes = self._axes
+        if axes is None or grids is None:
+            return None
+        ends = np.cumsum(counts)
+        parts = [
+            axes(document.astype(np.int64), grids[end - count : end])
+            for document, count, end in zip(documents, counts, ends, strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(parts, axis=1))[:, None]
+
+
+def image_loader(table: ImageTable, settings: ImageSettings, config: Config, prepared: Path) -> ImageLoader:
+    """Return the loader of the pictures of the data set in the folder ``prepared``. Raises DataError."""
+    from transformers import AutoTokenizer
+
+    data, processor = config.data, ImageProcessor(settings)
+    marks = ImageMarks(settings.family, AutoTokenizer.from_pretrained(prepared / TOKENIZER))
+    folder = prepared.parents[1] / "pixels"
+    cache = PixelCache.of(folder, settings.identity()) if data.image_cache == "disk" else None
+    of_model = config_of(config.model)
+    return ImageLoader(table, processor, of_model, marks.token_id, data.image_refuse_pixels, cache)
