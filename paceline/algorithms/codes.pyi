@@ -36,6 +36,26 @@ class _REWARDS_TESTS(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _REWARDS_CODE_TESTS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _REWARDS_NO_NUMBER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _EMBEDDING_NO_SCORE(CodeName):
     def __call__(
         self,
@@ -54,4 +74,6 @@ REWARDS_NO_ANSWER: _REWARDS_NO_ANSWER
 REWARDS_FAILED: _REWARDS_FAILED
 REWARDS_TESTS: _REWARDS_TESTS
 REWARDS_OPTIONS: Code
+REWARDS_CODE_TESTS: _REWARDS_CODE_TESTS
+REWARDS_NO_NUMBER: _REWARDS_NO_NUMBER
 EMBEDDING_NO_SCORE: _EMBEDDING_NO_SCORE

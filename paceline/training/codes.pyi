@@ -486,16 +486,6 @@ class _REWARDS_TEMPLATE(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
-class _REWARDS_CODE_TESTS(CodeName):
-    def __call__(
-        self,
-        where: str = "",
-        found: str = "",
-        *,
-        severity: Severity = ...,
-        evidence: Mapping[str, object] | None = None,
-    ) -> Diagnostic: ...
-
 class _DATA_EMPTY_CLASSES(CodeName):
     def __call__(
         self,
@@ -629,7 +619,6 @@ ROLLOUT_SERVER_WEIGHTS: _ROLLOUT_SERVER_WEIGHTS
 REWARDS_MODEL: Code
 REWARDS_TOKENIZER: Code
 REWARDS_TEMPLATE: _REWARDS_TEMPLATE
-REWARDS_CODE_TESTS: _REWARDS_CODE_TESTS
 DATA_CLASSES: Code
 DATA_EMPTY_CLASSES: _DATA_EMPTY_CLASSES
 ALGORITHM_TEACHER_TOKENS: _ALGORITHM_TEACHER_TOKENS

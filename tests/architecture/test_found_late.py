@@ -158,7 +158,7 @@ LATE = {
         """
         data.cannot_split data.document_too_long data.eval_overlap data.max_positions
         data.no_labels data.no_usable_rows data.one_label data.row_too_large embedding.no_score
-        data.token_range rewards.code_tests training.eval_generate
+        data.token_range rewards.code_tests rewards.no_number training.eval_generate
         training.no_prompts
         data.answer_cut_off data.bad_tool_call data.bad_tools data.documents data.turn_left_out
         data.bad_csv data.bad_json data.bad_label data.bad_margin data.bad_messages

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
 
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|[-+]?\.\d+")
 _MARK = "####"
+_ANSWER = "answer"  # the column of the expected answer
 
 
 def exact_match(sample: Sample, *, ignore_case: bool = False) -> float:
@@ -42,6 +44,15 @@ def marked_number(text: str, *, anywhere: bool) -> Decimal | None:
         return Decimal((numbers[0] if mark else numbers[-1]).replace(",", ""))
     except InvalidOperation:
         return None
+
+
+def without_number(rows: Iterable[tuple[str, Mapping[str, Json]]]) -> list[str]:
+    """Return the rows, by their names, whose expected answer has no number."""
+    return [
+        f"{name}: {str(columns['answer'])[:80]!r}"
+        for name, columns in rows
+        if columns.get("answer") is not None and marked_number(str(columns["answer"]), anywhere=True) is None
+    ]
 
 
 #: Rewards that compare the completion with the row's expected answer.
@@ -93,6 +104,16 @@ def ended(sample: Sample) -> float:
 
 
 @dataclass(frozen=True)
+class RowCheck:
+    """Finds rows that a reward cannot use. ``unusable``: (name, columns) of rows -> why, a line for each that
+    is; ``finding``: of the config key and these lines.
+    """
+
+    unusable: Callable[[Iterable[tuple[str, Mapping[str, Json]]]], list[str]]
+    finding: Callable[[str, str], Diagnostic]
+
+
+@dataclass(frozen=True)
 class Sample:
     """One answer, with all that a reward may use.
 
@@ -116,4 +137,4 @@ class Sample:
     @property
     def answer(self) -> str:
         """The expected answer; KeyError if the row has none."""
-        return str(self.columns["answer"]) if self.expected is None else self.expected
+        return str(self.columns[_ANSWER]) if self.expected is None else self.expected

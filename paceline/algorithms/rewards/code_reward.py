@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from paceline.algorithms import codes
-from paceline.algorithms.rewards.builtin import Sample
+from paceline.algorithms.rewards.builtin import RowCheck, Sample
 from paceline.algorithms.rewards.code_test_formats import RowTests, read_tests, same_output
 from paceline.algorithms.rewards.sandbox.client import Sandbox, SandboxUnavailable, UnsuitableTests
 from paceline.core.diagnostics import Diagnostic
@@ -130,6 +130,11 @@ class CodeReward:
                 codes.REWARDS_TESTS(f"prompt {sample.prompt[-120:]!r}", str(error), tests=self.tests),
             )
             return 0.0
+
+    @property
+    def row_check(self) -> RowCheck:
+        """The check of the rows' tests."""
+        return RowCheck(self.unusable_rows, codes.REWARDS_CODE_TESTS)
 
     def warnings(self) -> tuple[Diagnostic, ...]:
         """Return what the last calls found in rows, each once."""

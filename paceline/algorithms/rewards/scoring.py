@@ -6,14 +6,14 @@ import inspect
 import math
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import FrameType, FunctionType
 from typing import SupportsFloat, SupportsIndex
 
 from paceline.algorithms import codes
-from paceline.algorithms.rewards.builtin import Sample
+from paceline.algorithms.rewards.builtin import RowCheck, Sample, without_number
 from paceline.config.registries.evaluation_metrics import reward_labels
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError, PacelineError
@@ -44,7 +44,8 @@ _HANGS = 3  # samples that a function may hang on before the rest is skipped
 
 Score = SupportsFloat | SupportsIndex | None  # a number of Python's or numpy's, a tensor; None: not scored
 BatchReward = Callable[[Sequence[Sample]], Sequence[Score]]
-RowCheck = Callable[[Iterable[tuple[str, Mapping[str, Json]]]], list[str]]
+#: Rows that a reward fails on, which ends the run unless ``on_error`` says otherwise
+ENDING = {"numeric": RowCheck(without_number, codes.REWARDS_NO_NUMBER)}
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,10 @@ class Scorer:
 
     @property
     def row_checks(self) -> list[RowCheck]:
-        """Return the checks with which rewards find unusable rows in advance: they map (name, columns) of
-        rows to reasons."""
-        return [check for function in self.functions if (check := getattr(function, "unusable_rows", None))]
+        """Return the checks with which rewards find unusable rows in advance."""
+        own = [check for function in self.functions if (check := getattr(function, "row_check", None))]
+        ending = ENDING if self.on_error == "error" else {}
+        return [*own, *(check for name in self.names if (check := ending.get(name)))]
 
     def _sum(self, values: Sequence[float]) -> float:
         judged = [w * v for w, v in zip(self.weights, values, strict=True) if not math.isnan(v)]

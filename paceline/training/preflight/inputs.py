@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline.algorithms import codes as algorithm_codes
 from paceline.algorithms.rewards.builtin import OF_THE_ANSWER
-from paceline.algorithms.rewards.scoring import JUDGE, MODEL, REWARDS, RewardSpec, check_built_in
+from paceline.algorithms.rewards.scoring import ENDING, JUDGE, MODEL, REWARDS, RewardSpec, check_built_in
 from paceline.config.layers.unreliable_keys import is_reliable
 from paceline.config.schema import Config
 from paceline.config.sections.algorithms.supervised import ClassificationOptions
@@ -297,6 +297,11 @@ def _expected_answers(config: Config, rollout: RolloutOptions) -> Iterator[Diagn
     if missing and (len(missing) == len(rows) or rollout.on_reward_error == "error"):
         counts = f"{len(missing)} of the first {len(rows)} rows; columns {', '.join(missing[0])}"
         yield algorithm_codes.REWARDS_NO_ANSWER("training.rollout.rewards", counts[:300], names=names[0])
+    ending = ENDING if rollout.on_reward_error == "error" else {}
+    named = [(f"data.train example {n}", row) for n, row in enumerate(rows, 1)]
+    for check in (check for name in names if (check := ending.get(name)) is not None):
+        if wrong := check.unusable(named):
+            yield check.finding("training.rollout.rewards", "; ".join(wrong)[:300])
 
 
 def _judges_by_answer(name: str) -> bool:

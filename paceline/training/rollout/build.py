@@ -34,7 +34,6 @@ from paceline.runtime.device.host import threads_per_rank
 from paceline.runtime.process_group.world import World
 from paceline.strategies.model_handle import Handles
 from paceline.strategies.strategy import Runner, Strategy
-from paceline.training import codes
 from paceline.training.loop.window_source import BatchLayout, Epochs
 from paceline.training.preflight.weight_ways import SentPolicy
 from paceline.training.rollout.generate import Limits, RewardModel, RolloutGenerator
@@ -195,14 +194,14 @@ class RolloutSetup:
         world = self.world
         share = range(world.rank, len(table), world.world_size)
         for check in self.scorer.row_checks:
-            wrong = check((f"{name} row {table.source_row[i] + 1}", table.facts(i)) for i in share)
+            wrong = check.unusable((f"{name} row {table.source_row[i] + 1}", table.facts(i)) for i in share)
             of_ranks = world.all_gather_json((len(wrong), wrong[:_ROWS_NAMED]))
             count = sum(many for many, _ in of_ranks)
             first = [line for _, lines in of_ranks for line in lines]
             if count:
                 more = f"; and {count - _ROWS_NAMED} more" if count > _ROWS_NAMED else ""
                 text = "; ".join(first[:_ROWS_NAMED]) + more
-                raise ConfigError(codes.REWARDS_CODE_TESTS("training.rollout.rewards", text))
+                raise ConfigError(check.finding("training.rollout.rewards", text))
 
     def columns_of(self, table: TokenTable) -> set[str]:
         """Return the column names of all rows. Collective if a reward is the user's own."""

@@ -68,6 +68,16 @@ def test_numeric(completion: str, right: int) -> None:
     assert numeric(said(completion)) == right  # an expected answer without the mark is a number itself
 
 
+@pytest.mark.parametrize(("on_error", "checks"), [("error", 1), ("skip", 0)])
+def test_expected_answers_without_a_number_are_found_in_advance(on_error: str, checks: int) -> None:
+    found = Scorer([RewardSpec("numeric")], on_error=on_error).row_checks
+    assert len(found) == checks
+    rows = [("row 1", {"answer": "so\n#### 1,000"}), ("row 2", {"answer": "many"}), ("row 3", {})]
+    for check in found:
+        (line,) = check.unusable(rows)
+        assert line == "row 2: 'many'" and check.finding("k", line).code == "rewards.no_number"
+
+
 def test_numeric_elsewhere() -> None:
     assert numeric(said("It is 70, no, 72"), anywhere=True) == 1.0
     assert numeric(said("none"), anywhere=True) == 0.0

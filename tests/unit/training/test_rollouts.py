@@ -511,6 +511,8 @@ def test_whole_groups_and_whole_steps(rollout: dict[str, Any], code: str | None)
 def test_rows_that_a_reward_cannot_use_are_named_alike_on_every_rank() -> None:
     from types import SimpleNamespace
 
+    from paceline.algorithms import codes
+    from paceline.algorithms.rewards.builtin import RowCheck
     from paceline.core.errors import ConfigError
     from paceline.training.rollout.build import RolloutSetup
 
@@ -531,7 +533,8 @@ def test_rows_that_a_reward_cannot_use_are_named_alike_on_every_rank() -> None:
 
     setup: Any = RolloutSetup.__new__(RolloutSetup)
     world = SimpleNamespace(rank=1, world_size=2, all_gather_json=gather)
-    setup.world, setup.scorer = world, SimpleNamespace(row_checks=[check])
+    checks = [RowCheck(check, codes.REWARDS_CODE_TESTS)]
+    setup.world, setup.scorer = world, SimpleNamespace(row_checks=checks)
     with pytest.raises(
         ConfigError, match=r"rewards.code_tests[\s\S]*data.train row 12; data.train row 14.*and 4 more"
     ):
