@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from paceline.checkpoint import codes
 from paceline.checkpoint.base_model_files import base_files
 from paceline.checkpoint.convert.pickle_reader.torch_tensors import LazyTensor
-from paceline.checkpoint.export.architecture import gives_scores, is_known, text_model_of
+from paceline.checkpoint.export.architecture import gives_scores, is_known, trained_model_of
 from paceline.checkpoint.format.foreign_folders import ADAPTER_CONFIG
 from paceline.checkpoint.format.strict_json import parse_object
 from paceline.core.errors import CheckpointError
@@ -116,7 +116,7 @@ def model_names(config: JsonObject, where: Path) -> ModelNames:
         value = f"model_type: {config.get('model_type')!r}"
         raise misfit("Transformers has no causal language model of this type", str(where), value, remedy)
     try:
-        model = text_model_of(dict(config))
+        model = trained_model_of(dict(config))
     except Exception as exc:  # whatever a config of a stranger makes Transformers raise
         problem, value = "Transformers builds no model of this config", f"{type(exc).__name__}: {exc}"[:300]
         raise misfit(problem, str(where / "config.json"), value, "put the model's own config there") from exc

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
+VISION = "vision"  # key in a checkpoint's state
 SCORES = "ForSequenceClassification"  # suffix of class names that output one score per text
 
 
@@ -33,15 +34,21 @@ def is_known(config: Mapping[str, Json]) -> bool:
     return named or composite_of(config) is not None
 
 
-def auto_of(config: Mapping[str, Json]) -> type[_BaseAutoModelClass]:
+def auto_of(config: Mapping[str, Json], vision: bool = False) -> type[_BaseAutoModelClass]:
     """Return the Auto class that loads this config: a reward model's names sequence classification, an
-    embedding model's a trunk.
+    embedding model's a trunk. ``vision``: the model was trained with its tower.
     """
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import (
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSequenceClassification,
+    )
 
     if is_trunk(config):
         return AutoModel
-    return AutoModelForSequenceClassification if gives_scores(config) else AutoModelForCausalLM
+    causal = AutoModelForImageTextToText if vision else AutoModelForCausalLM
+    return AutoModelForSequenceClassification if gives_scores(config) else causal
 
 
 def is_trunk(config: Mapping[str, Json]) -> bool:
@@ -69,25 +76,27 @@ def gives_scores(config: Mapping[str, Json]) -> bool:
     return isinstance(classes, list) and any(str(name).endswith(SCORES) for name in classes)
 
 
-def text_model_of(config: Mapping[str, Json]) -> PreTrainedModel:
-    """Build the architecture, or the language model within it, on the meta device."""
+def trained_model_of(config: Mapping[str, Json], vision: bool = False) -> PreTrainedModel:
+    """Build the architecture on the meta device; without ``vision`` the language model within it."""
     from transformers import AutoConfig
 
     plain = {
         k: _plain(v) for k, v in config.items() if k not in ("model_type", "auto_map", "transformers_version")
     }
     settings = AutoConfig.for_model(str(config["model_type"]), **plain)
-    if (composite := whole_model(settings)) is not None:
+    if not vision and (composite := whole_model(settings)) is not None:
         settings = composite.text
     with torch.device("meta"):
-        return auto_of(config).from_config(settings)  # type: ignore[no-untyped-call]
+        return auto_of(config, vision).from_config(settings)  # type: ignore[no-untyped-call]
 
 
-def whole_of(config: Mapping[str, Json]) -> WholeModel | None:
-    """Return the model with all parts for a composite's config; None for a pure language model."""
+def whole_of(config: Mapping[str, Json], vision: bool = False) -> WholeModel | None:
+    """Return the model with all parts for a composite's config of which the language model was trained alone;
+    else None.
+    """
     from transformers import AutoConfig
 
-    if composite_of(config) is None:
+    if vision or composite_of(config) is None:
         return None
     plain = {k: _plain(v) for k, v in config.items() if k not in ("model_type", "transformers_version")}
     return whole_model(AutoConfig.for_model(str(config["model_type"]), **plain))
@@ -106,7 +115,16 @@ def _plain(value: Json) -> Json:
     return value
 
 
-def check_names(config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where: Path) -> PreTrainedModel:
+def with_tower(state: Mapping[str, Json]) -> bool:
+    """Whether a checkpoint's ``state`` is that of a model trained with its vision tower, under the whole's
+    names.
+    """
+    return bool(state.get(VISION))
+
+
+def check_names(
+    config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where: Path, vision: bool = False
+) -> PreTrainedModel:
     """Check that the tensors are exactly those of the architecture, in their shapes (tied ones once).
 
     Also sets ``architectures`` in ``config``. Returns the model on the meta device. Raises CheckpointError.
@@ -119,7 +137,7 @@ def check_names(config: JsonObject, shapes: Mapping[str, tuple[int, ...]], where
                 f"model_type: {config.get('model_type')!r}",
             )
         )
-    model = text_model_of(config)
+    model = trained_model_of(config, vision)
     if composite_of(config) is None:  # a composite's names the class with all parts
         config["architectures"] = [type(model).__name__]
     expected = {n: tuple(t.shape) for n, t in (*model.state_dict().items(), *model.named_buffers())}

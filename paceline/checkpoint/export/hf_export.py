@@ -21,6 +21,7 @@ from paceline.checkpoint.export.architecture import (
     gives_scores,
     is_known,
     whole_of,
+    with_tower,
     writes_text,
 )
 from paceline.checkpoint.export.exporters import Exporters, run_exporters
@@ -208,6 +209,7 @@ def _base_model(
         seed=Config.from_json(as_object(reader.state["config"])).training.seed,
         master_dtype=master,
         classes=Classes.read(Role(role), config),
+        vision=with_tower(reader.state),
     )
     root = build(BuildOptions(device=torch.device("cpu"), fused=False, by_slices=True))
     return root.hf, root.slices if isinstance(root.slices, FolderSlices) else None, master
@@ -236,6 +238,7 @@ class ExportReport:
     num_carried: int = 0  # tensors copied unchanged from the model that the run started from
     base_bits: int = 0  # of the quantised base, dequantised and then merged into; 0 if it was not quantised
     init: str = ""  # of an adapter that began with a part of the base weights: pissa or olora
+    vision: bool = False  # trained with its vision tower
 
 
 def export_hf(
@@ -295,7 +298,7 @@ def export_hf(
             write_retrieval_files(stage, reader)
             sizes = _run_exporters(exporters, stage, dtype)
         count, size = sum(prod(entry.shape) for entry in entries), sum(sizes.values())
-        about, names = _about_adapter(reader.state, kind), tuple(sorted(sizes))
+        about, names = (*_about_adapter(reader.state, kind), with_tower(reader.state)), tuple(sorted(sizes))
         return ExportReport(
             to, reader.step, dtype, len(entries), count, size, names, checked, kind, num_carried, *about
         )
@@ -359,14 +362,15 @@ def _of_model(
     if is_adapter(reader):
         entries = merged_entries(reader, role, config, entries, DTYPES[dtype], files)
     remote = "auto_map" in config and config.get("model_type") is not None and not is_known(config)
-    skeleton = None if remote else check_names(config, {e.name: e.shape for e in entries}, checkpoint)
-    saved, composite, released, exported = entries, whole_of(config), entries, None
+    vision, shapes = with_tower(reader.state), {e.name: e.shape for e in entries}
+    skeleton = None if remote else check_names(config, shapes, checkpoint, vision)
+    saved, composite, released, exported = entries, whole_of(config, vision), entries, None
     if skeleton is not None:
         if composite is not None:  # under the names of the class with all parts
             names = composite.names(skeleton)
             saved = [replace(e, name=names[e.name]) for e in entries]
         released = hub_entries(skeleton if composite is None else composite.skeleton, saved)
-        exported = ExportedTensors(skeleton, entries, saved, released, carried)
+        exported = ExportedTensors(skeleton, entries, saved, released, carried, vision)
 
     def fill(stage: Path, max_shard_bytes: int, against: Path | None) -> None:
         write_side_files(stage, reader, config, remote)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.export.architecture import SCORES, gives_scores, text_model_of, writes_text
+from paceline.checkpoint.export.architecture import SCORES, gives_scores, trained_model_of, writes_text
 from paceline.checkpoint.format.durable_files import sync_folder, write_fresh
 from paceline.checkpoint.format.foreign_folders import ADAPTER_CONFIG
 from paceline.checkpoint.format.manifest import folders_of
@@ -196,7 +196,7 @@ def write_side_files(stage: Path, reader: CheckpointReader, config: Mapping[str,
     elif GENERATION not in names and not remote and texts:
         from transformers import GenerationConfig
 
-        GenerationConfig.from_model_config(text_model_of(config).config).save_pretrained(str(stage))
+        GenerationConfig.from_model_config(trained_model_of(config).config).save_pretrained(str(stage))
 
 
 def write_kept(stage: Path, files: Mapping[str, bytes]) -> None:

@@ -87,6 +87,7 @@ def _header(config: Config, report: ExportReport, hub: HubNames, is_file: Callab
     library = "peft" if adapter else "transformers"
     tags = ["paceline", str(config.training.algorithm), *(["lora"] if config.lora else [])]
     lines = [f"library_name: {library}", f"tags: {json.dumps(tags)}"]
+    lines += ["pipeline_tag: image-text-to-text"] if report.vision else []
     if base and not config.model.config and not is_file(base) and hub.has(base, "model"):
         lines += [f"base_model: {json.dumps(base)}"]
         lines += [f"base_model_relation: {'adapter' if adapter else 'finetune'}"]
@@ -114,6 +115,8 @@ def _facts(
         more = f", split {data_set.split}" if data_set.split != "train" else ""
         more += f", weight {data_set.weight:g}" if data_set.weight != 1 else ""
         yield "Data", _code(_public(data_set.path)) + more
+    if report.vision:
+        yield "Images", "trained with the vision tower and its projector, on rows with images"
     yield "Algorithm", str(training.algorithm)
     if lora is not None:
         yield "Adapter", f"LoRA, rank {lora.r}, alpha {lora.alpha}; exported as: {report.kind}"
@@ -160,11 +163,27 @@ def _use(config: Config, report: ExportReport, repo: str) -> str:
         settings = parse_object(read_bytes(report.path / _CONFIG), repo, max_bytes=MAX_CONFIG_BYTES)
         scores, package, prefix = gives_scores(settings), "transformers", "AutoModelFor"
     name = prefix + ("SequenceClassification" if scores else "CausalLM")
+    if report.vision and not scores:
+        return _use_with_images(report, repo)
     if loaded_by := algorithm_spec(config.training.algorithm).loaded_by:
         package, name = "sentence_transformers", loaded_by
         lines = (f"from {package} import {name}", "", f'model = {name}("{repo}")')
         return "```python\n" + "\n".join(lines) + "\n```"
     lines = (f"from {package} import {name}", "", f'model = {name}.from_pretrained("{repo}")')
+    return "```python\n" + "\n".join(lines) + "\n```"
+
+
+def _use_with_images(report: ExportReport, repo: str) -> str:
+    """Return a snippet that loads the whole model, its adapter's base before it, and its processor."""
+    lines = ["from transformers import AutoModelForImageTextToText, AutoProcessor", ""]
+    if report.kind == "adapter":
+        lines[:1] = ["from peft import PeftConfig, PeftModel", *lines[:1]]
+        lines += [f'base = PeftConfig.from_pretrained("{repo}").base_model_name_or_path']
+        lines += ["model = AutoModelForImageTextToText.from_pretrained(base)"]
+        lines += [f'model = PeftModel.from_pretrained(model, "{repo}")']
+    else:
+        lines += [f'model = AutoModelForImageTextToText.from_pretrained("{repo}")']
+    lines += [f'processor = AutoProcessor.from_pretrained("{repo}")']
     return "```python\n" + "\n".join(lines) + "\n```"
 
 

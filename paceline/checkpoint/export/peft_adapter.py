@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.checkpoint import codes
-from paceline.checkpoint.export.architecture import is_known, text_model_of, whole_of
+from paceline.checkpoint.export.architecture import is_known, trained_model_of, whole_of, with_tower
 from paceline.checkpoint.export.hf_folder import config_of, write_kept
 from paceline.checkpoint.export.reload_check import different_as_stored
 from paceline.checkpoint.export.untrained_tensors import FolderReads, places_in
@@ -92,8 +92,9 @@ def _peft_misses(stage: Path, reader: CheckpointReader) -> list[str]:
     config = config_of(reader, "float32")
     if not is_known(config):  # its class is code from the hub, which is not run here
         return []
-    composite = whole_of(config)
-    base = text_model_of(config) if composite is None else composite.skeleton
+    vision = with_tower(reader.state)
+    composite = whole_of(config, vision)
+    base = trained_model_of(config, vision) if composite is None else composite.skeleton
     try:
         with warnings.catch_warnings(record=True), shapes_standing_in(base, on=True):
             settings = PeftConfig.from_pretrained(str(stage))
@@ -179,8 +180,8 @@ def names_in_whole(reader: CheckpointReader) -> NamesInWhole | None:
     if "config.json" not in reader.side_files():
         return None
     config = reader.side_json("config.json")
-    composite = whole_of(config)
-    return None if composite is None else NamesInWhole(_modules(composite, text_model_of(config)))
+    composite = whole_of(config, with_tower(reader.state))
+    return None if composite is None else NamesInWhole(_modules(composite, trained_model_of(config)))
 
 
 def _modules(composite: WholeModel, text: PreTrainedModel) -> dict[str, str]:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ class ExportedTensors:
     saved     the same, under the names of the class that loads the folder
     released  the corresponding tensors in the folder's files
     carried   tensors copied from another folder, which the class may not have
+    vision    the model was trained with its tower
     """
 
     skeleton: PreTrainedModel
@@ -55,6 +56,7 @@ class ExportedTensors:
     saved: Sequence[TensorEntry]
     released: Sequence[TensorEntry]
     carried: Sequence[TensorEntry] = ()
+    vision: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -66,8 +68,10 @@ def check_load(stage: Path, exported: ExportedTensors, where: Path) -> None:
     whole up to LOADED_WHOLE. Raises CheckpointError ``export.load_check``.
     """
     config: JsonObject = json.loads((stage / "config.json").read_text("utf-8"))
-    composite, in_parts = whole_of(config), exported.num_bytes > LOADED_WHOLE
-    model, info = _load_quietly(stage, config, composite, on_meta=in_parts)
+    composite, in_parts = whole_of(config, exported.vision), exported.num_bytes > LOADED_WHOLE
+    auto = auto_of(config, exported.vision)
+    auto = auto if composite is None else class_of_whole(composite.skeleton.config)
+    model, info = _load_quietly(stage, auto, on_meta=in_parts)
     places = places_of(stage, stage)
     wrong = {
         key: sorted(map(str, info.get(key) or ()))
@@ -165,11 +169,8 @@ def _equal(first: Tensor, second: Tensor) -> bool:
     return bool(torch.equal(first.view(torch.uint8), second.view(torch.uint8)))
 
 
-def _load_quietly(
-    folder: Path, config: JsonObject, composite: WholeModel | None, on_meta: bool
-) -> tuple[PreTrainedModel, _Loaded]:
+def _load_quietly(folder: Path, auto: Any, on_meta: bool) -> tuple[PreTrainedModel, _Loaded]:
     """Call ``from_pretrained`` without its progress bar; return the model and the loading info."""
-    auto = auto_of(config) if composite is None else class_of_whole(composite.skeleton.config)
     with without_progress():
         model, info = auto.from_pretrained(
             str(folder),

@@ -71,8 +71,8 @@ def is_wrapped(module: nn.Module) -> TypeGuard[BaseTunerLayer]:
 
 
 def excluded_modules(spec: AdapterSpec, beyond: list[str], beside: str = "") -> str | list[str] | None:
-    """Return peft's ``exclude_modules``: the spec's own, what no adapter reaches, what is ``beside`` the text
-    (a pattern), and what is trained in full (named to peft as such, it would be copied).
+    """Return peft's ``exclude_modules``: the spec's own, what no adapter reaches, and what is trained in full
+    (named to peft as such, it would be copied). ``beside``: a pattern of more.
     """
     names = list(spec.exclude_modules)
     patterns = [f"(?:{names.pop()})"] if len(names) == 1 and is_pattern(names[0]) else []
@@ -84,8 +84,8 @@ def excluded_modules(spec: AdapterSpec, beyond: list[str], beside: str = "") -> 
 
 
 def beside_text(hf: HFModel, targets: Collection[str]) -> str:
-    """Return the pattern of the modules that ``targets`` name beside the text of a whole model, in its tower
-    or projector, though they name modules of the text; empty if there are none.
+    """Return the pattern of the modules in a tower or projector that ``targets`` do not mean, since they name
+    modules of the text as well. Empty if there are none.
     """
     parts = parts_of(hf.config.model_type)
     named = {target: {bool(in_part(n, parts)) for n in _ending(hf, target)} for target in targets}

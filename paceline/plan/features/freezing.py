@@ -35,8 +35,8 @@ class Freezing:
     ``keeps_masters``: keep the fp32 weights too, since a low-precision copy would round frozen weights.
 
     ``parts``: of a model with a vision tower, ``Composite.parts``. Its tower is frozen unless ``unfreeze``
-    names it, and a pattern that names something in the text names nothing beside it; regular expressions are
-    taken as they are. ``unreached``: paths of modules that no image's gradient reaches, never trained.
+    names it. A pattern that names something in the text names nothing beside it, unless it is a regular
+    expression. ``unreached``: paths of modules that no image's gradient reaches, never trained.
     """
 
     freeze: tuple[str, ...] = ()
