@@ -174,7 +174,7 @@ class HFModelFactory:
             if self.chunk_bytes is None
             else self.chunk_bytes,
             keeps_frozen=not self.frozen and adapter is None and self.freezing.keeps_masters,
-            gathers=not options.fused,
+            gathers=options.in_step,
         )
         module.slices, module.unread = None if held else slices, held
         if selectors and not self.frozen:

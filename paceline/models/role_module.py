@@ -256,12 +256,14 @@ class RoleModule(RootModule):
         several = None if batch.images is None else batch.images.position_ids
         return batch.position_ids if several is None else several
 
-    def _touched(self, hidden: Tensor, batch: Batch) -> Tensor:
-        """Return ``hidden``; without images in ``batch``, tied to the tower's parameters."""
+    def _nothing(self, batch: Batch) -> Tensor | None:
+        """Return a zero that is tied to the tower's parameters if ``batch`` has no images.
+
+        Call before the trunk: ranks with images compute their tower then, and its backward comes last.
+        """
         if self.vision is None or batch.images is not None:
-            return hidden
-        zero = self.vision.nothing(hidden.device)
-        return hidden if zero is None else hidden + zero.to(hidden.dtype)
+            return None
+        return self.vision.nothing(batch.input_ids.device)
 
     def _sums(
         self,
@@ -283,9 +285,10 @@ class RoleModule(RootModule):
             ids, positions = shared.kept(ids, 1), shared.kept(positions, 1)
         ways = "" if self.vision is None else self.vision.both_ways
         layout = PackedSequenceInfo.of(batch, shared, causal=self.encoder is None, both_ways=ways)
+        zero = self._nothing(batch)
         with self.slot.packed_sequences(layout), self._load.counting(batch, shared=shared):
             output = self._trunk(batch, ids, positions, routed)
-        hidden = self._touched(output.last_hidden_state, batch)
+        hidden = _plus(output.last_hidden_state, zero)
         sums = self._sums(output, batch, shared) if routed else None
         return (hidden if shared is None else shared.full(hidden, 1)), sums
 
@@ -294,10 +297,14 @@ class RoleModule(RootModule):
         apart by attention alone.
         """
         layout = PackedSequenceInfo.of(batch)
-        rows = layout.padded
+        rows, zero = layout.padded, self._nothing(batch)
         offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
         with self.slot.padded_rows(layout), self._load.counting(batch, rows=rows):
             ids, positions = batch.input_ids[0][rows.index], offsets[None, :].expand(rows.index.shape)
             output = self._trunk(batch, ids, positions, routed, rows)
-        hidden = self._touched(rows.unpad(output.last_hidden_state).unsqueeze(0), batch)
+        hidden = _plus(rows.unpad(output.last_hidden_state).unsqueeze(0), zero)
         return hidden, self._sums(output, batch, rows=rows) if routed else None
+
+
+def _plus(hidden: Tensor, zero: Tensor | None) -> Tensor:
+    return hidden if zero is None else hidden + zero.to(hidden.dtype)

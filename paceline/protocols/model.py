@@ -57,6 +57,8 @@ class BuildOptions:
                    are kept here
     by_slices      parameters stay on meta where each rank can read its own part of them from the files
                    (``RootModule.slices``); buffers have values, and kernels are chosen as for real weights
+    in_step        the engine's collectives follow the forwards of modules, or the order in which gradients
+                   come: all ranks must call the same modules
     packs          layers of a 4-bit base stay empty if they can be read one by one; the strategy packs each
     """
 
@@ -65,6 +67,7 @@ class BuildOptions:
     engine_casts: bool = False
     by_slices: bool = False
     packs: bool = False
+    in_step: bool = False
 
 
 WHOLE = BuildOptions()

@@ -30,6 +30,7 @@ from paceline.models.parallel.tp_regions import TP_AXIS, block_of
 from paceline.models.recurrent_layers import PerDocumentLayer
 from paceline.models.replace_forward import own_class
 from paceline.models.role_module import RoleModule
+from paceline.models.vision.whole_model import text_model
 from paceline.plan import codes as plan_codes
 from paceline.plan.model.family import family_of
 from paceline.protocols.model import RootModule
@@ -100,7 +101,7 @@ def apply_tensor_parallel(
             f"the mesh of tensor parallelism must have one axis, {TP_AXIS}, not {mesh.mesh_dim_names}"
         )
     assert isinstance(root, RoleModule)
-    trunk = root.hf.base_model
+    trunk = text_model(root.hf).base_model  # a tower stays whole on every rank
     cut = how_cut(root, mesh.size(), sequence_parallel=sequence_parallel)
     fuse_norms(root.hf)  # the only kernels that read no other module's weights
     tensors = TensorParallelGroup(mesh.get_group(), sequence_parallel)
@@ -159,7 +160,7 @@ def how_cut(root: RootModule, size: int, *, sequence_parallel: bool = False) -> 
     Raises ConfigError ``models.tp_*`` or ``models.sp_*`` for what cannot be sharded.
     """
     assert isinstance(root, RoleModule)
-    trunk = root.hf.base_model
+    trunk = text_model(root.hf).base_model
     plan = tensor_parallel_plan(trunk.config)
     _check_heads(trunk.config.get_text_config(), plan, size)
     if sequence_parallel and root.attention.layout != "packed":
@@ -391,8 +392,9 @@ def _replicate_rest(hf: HFModel, cut: TensorCut, tensors: TensorParallelGroup, s
     """Replicate every other parameter; under sequence parallelism norms between blocks compute on this rank's
     tokens.
     """
+    trunk = text_model(hf).base_model
     # Under sequence parallelism modules between blocks see a rank's tokens only, those inside see all.
-    inside = {id(m) for name in cut.blocks for m in hf.base_model.get_submodule(name).modules()}
+    inside = {id(m) for name in cut.blocks for m in trunk.get_submodule(name).modules()}
     between = {id(m) for m in cut.stack.modules()} - inside
     for name, module in hf.named_modules():
         plain = [k for k, p in module._parameters.items() if p is not None and not isinstance(p, DTensor)]

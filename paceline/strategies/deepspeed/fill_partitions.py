@@ -187,7 +187,9 @@ def built_root(
     and under AutoTP with parameters on a drive, which DeepSpeed partitions first.
     """
     mesh, low = plan.mesh, plan.precision.compute in ("bfloat16", "float16")
-    options = BuildOptions(fused=stage < 3 and mesh.tp == 1, engine_casts=low and stage > 0)
+    options = BuildOptions(
+        fused=stage < 3 and mesh.tp == 1, engine_casts=low and stage > 0, in_step=stage > 1
+    )
     packed = plan.adapter is not None and plan.adapter.quantization is not None
     drive = mesh.tp > 1 and offload_devices(config)["offload_param"] == "nvme"
     if not stage or packed or drive:

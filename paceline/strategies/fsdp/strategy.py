@@ -116,6 +116,7 @@ class FSDP(Strategy):
             fused=self.plan.mesh.tp == 1,
             engine_casts=self.dtypes.compute is not None,
             packs=self.how.meta_start,
+            in_step=True,
         )
         if not self.how.meta_start:
             return build(options)
