@@ -212,8 +212,9 @@ class HFModelFactory:
                 module.p = 0.0
         if self.freeze_router:
             freeze_routers(hf)
-        if self.freezing and not self.frozen and self.adapter is None:
-            self._freeze(hf)
+        freezing = self.freezing.of_whole(hf.config.model_type) if self.vision else self.freezing
+        if freezing and not self.frozen and self.adapter is None:
+            self._freeze(hf, freezing)
         if self.role in TRUNK_ROLES and isinstance(pooler := getattr(hf, POOLER, None), nn.Module):
             pooler.requires_grad_(False)
         selectors = freeze_selectors(hf)
@@ -224,14 +225,14 @@ class HFModelFactory:
             hf.requires_grad_(False)
         return selectors
 
-    def _freeze(self, hf: HFModel) -> None:
+    def _freeze(self, hf: HFModel, freezing: Freezing) -> None:
         """Freeze the parameters that ``freezing`` names. Raises ConfigError if a pattern matches nothing; a
         critic may lack parameters of the policy.
         """
         named = dict(hf.named_parameters())
-        if self.role is not Role.VALUE and (wrong := list(self.freezing.check(named, ties(hf)))):
+        if self.role is not Role.VALUE and (wrong := list(freezing.check(named, ties(hf)))):
             raise ConfigError(*wrong)
-        trained = self.freezing.trained(named)
+        trained = freezing.trained(named)
         for name, parameter in named.items():
             parameter.requires_grad_(name in trained)
 

@@ -5,7 +5,7 @@ logits.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -256,14 +256,23 @@ class RoleModule(RootModule):
         several = None if batch.images is None else batch.images.position_ids
         return batch.position_ids if several is None else several
 
-    def _nothing(self, batch: Batch) -> Tensor | None:
-        """Return a zero that is tied to the tower's parameters if ``batch`` has no images.
-
-        Call before the trunk: ranks with images compute their tower then, and its backward comes last.
+    @contextmanager
+    def _tied(self, batch: Batch) -> Iterator[None]:
+        """Inside the context, if ``batch`` has no images, a zero that the tower's parameters give is added to
+        the embeddings: where the features of images enter, so that gradients come in the same order.
         """
-        if self.vision is None or batch.images is not None:
-            return None
-        return self.vision.nothing(batch.input_ids.device)
+        zero = None
+        if self.vision is not None and batch.images is None:
+            zero = self.vision.nothing(batch.input_ids.device)
+        if zero is None:
+            yield
+            return
+        added = zero
+        hook = self.hf.get_input_embeddings().register_forward_hook(lambda _, __, out: out + added.to(out))
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _sums(
         self,
@@ -285,10 +294,13 @@ class RoleModule(RootModule):
             ids, positions = shared.kept(ids, 1), shared.kept(positions, 1)
         ways = "" if self.vision is None else self.vision.both_ways
         layout = PackedSequenceInfo.of(batch, shared, causal=self.encoder is None, both_ways=ways)
-        zero = self._nothing(batch)
-        with self.slot.packed_sequences(layout), self._load.counting(batch, shared=shared):
+        with (
+            self._tied(batch),
+            self.slot.packed_sequences(layout),
+            self._load.counting(batch, shared=shared),
+        ):
             output = self._trunk(batch, ids, positions, routed)
-        hidden = _plus(output.last_hidden_state, zero)
+        hidden = output.last_hidden_state
         sums = self._sums(output, batch, shared) if routed else None
         return (hidden if shared is None else shared.full(hidden, 1)), sums
 
@@ -297,14 +309,10 @@ class RoleModule(RootModule):
         apart by attention alone.
         """
         layout = PackedSequenceInfo.of(batch)
-        rows, zero = layout.padded, self._nothing(batch)
+        rows = layout.padded
         offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
-        with self.slot.padded_rows(layout), self._load.counting(batch, rows=rows):
+        with self._tied(batch), self.slot.padded_rows(layout), self._load.counting(batch, rows=rows):
             ids, positions = batch.input_ids[0][rows.index], offsets[None, :].expand(rows.index.shape)
             output = self._trunk(batch, ids, positions, routed, rows)
-        hidden = _plus(rows.unpad(output.last_hidden_state).unsqueeze(0), zero)
+        hidden = rows.unpad(output.last_hidden_state).unsqueeze(0)
         return hidden, self._sums(output, batch, rows=rows) if routed else None
-
-
-def _plus(hidden: Tensor, zero: Tensor | None) -> Tensor:
-    return hidden if zero is None else hidden + zero.to(hidden.dtype)

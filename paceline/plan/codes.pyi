@@ -292,6 +292,18 @@ class _PLAN_VISION_PIPELINE(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_FREEZE_RATE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        part: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_ALIBI_TWICE(CodeName):
     def __call__(
         self,
@@ -1178,6 +1190,7 @@ PLAN_VISION_ALGORITHM: _PLAN_VISION_ALGORITHM
 PLAN_VISION_RATES: _PLAN_VISION_RATES
 PLAN_VISION_CONTEXT: _PLAN_VISION_CONTEXT
 PLAN_VISION_PIPELINE: _PLAN_VISION_PIPELINE
+PLAN_FREEZE_RATE: _PLAN_FREEZE_RATE
 PLAN_BALANCE_LOSS: Code
 PLAN_BALANCE_LOSS_SPLIT: Code
 PLAN_QUANTISED_BASE: Code

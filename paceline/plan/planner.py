@@ -55,7 +55,13 @@ from paceline.plan.features.experts import (
     router_decisions,
     router_options,
 )
-from paceline.plan.features.freezing import Freezing, check_freezing, check_rounding, freezing_decisions
+from paceline.plan.features.freezing import (
+    Freezing,
+    check_freezing,
+    check_rates,
+    check_rounding,
+    freezing_decisions,
+)
 from paceline.plan.features.lora import adapter_decisions, adapter_of, check_adapter
 from paceline.plan.features.optimizer import check_targets, optimizer_decision
 from paceline.plan.features.precision import (
@@ -149,10 +155,10 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     """
     training, shape = job.training, job.shape
     # What does not depend on the strategy.
-    adapter = attempt(lambda: adapter_of(job.lora), problems)
-    freezing = Freezing.configured(training, shape)
-    router = router_options(training, shape.router_aux_loss if shape else 0.0)
     vision = VisionChoice.of(job)
+    adapter = attempt(lambda: adapter_of(job.lora, vision=vision.on), problems)
+    freezing = Freezing.configured(training, shape, tower=vision.on and job.lora is None)
+    router = router_options(training, shape.router_aux_loss if shape else 0.0)
     optimizer = _optimizer(training, job.lora, problems)
     optimizer = replace(optimizer, rate_ratios=vision.rate_ratios(job))
     precision = choose_precision(
@@ -195,6 +201,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     problems += check_router(shape, router, adapters=job.lora is not None)
     mesh = None if cut is None else cut.mesh
     problems += check_freezing(shape, freezing, mesh, adapters=job.lora is not None)
+    problems += check_rates(training, job.lora, freezing) if vision.on else ()
     problems += vision.check(job, mesh)
     if cut is not None:
         run = replace(run, mesh=cut.mesh)

@@ -85,5 +85,6 @@ def build_model(world: World, plan: Plan) -> RootModule:
         device=world.device,
         compile=plan.compile,
         freezing=Freezing.of(plan),
+        vision=plan.vision,
     )
     return factory()

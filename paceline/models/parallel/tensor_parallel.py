@@ -393,6 +393,7 @@ def _replicate_rest(hf: HFModel, cut: TensorCut, tensors: TensorParallelGroup, s
     tokens.
     """
     trunk = text_model(hf).base_model
+    of_text = {id(m) for m in (trunk, *trunk.modules(), *filter(None, (hf.get_output_embeddings(),)))}
     # Under sequence parallelism modules between blocks see a rank's tokens only, those inside see all.
     inside = {id(m) for name in cut.blocks for m in trunk.get_submodule(name).modules()}
     between = {id(m) for m in cut.stack.modules()} - inside
@@ -411,6 +412,13 @@ def _replicate_rest(hf: HFModel, cut: TensorCut, tensors: TensorParallelGroup, s
                     module, tensors, partial=False, inside_cut=id(module) in between
                 ),
             )
+    for module in () if trunk is hf.base_model else hf.modules():
+        # Towers read weights of their layers themselves (torch's MultiheadAttention, interpolated positions)
+        leaves = [child for child in module.children() if next(child.children(), None) is None]
+        if id(module) not in of_text and leaves:
+            _set_forward(module, tensor_parallel_layers.with_local_children(module, leaves, tensors))
+    if trunk is not hf.base_model:
+        tensor_parallel_layers.local_image_features(hf.base_model, tensors)
 
 
 def _final_norm(hf: HFModel, trunk: nn.Module, stack: nn.Module) -> nn.Module:

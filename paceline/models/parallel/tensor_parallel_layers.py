@@ -32,7 +32,7 @@ from paceline.models.parallel.tp_regions import (
 from paceline.models.replace_forward import own_class
 
 if TYPE_CHECKING:
-    pass
+    from transformers import PreTrainedModel
 
 _TOKENS, _FEATURES = 1, -1  # dims of [1, T, H]
 Forward = Callable[..., Any]
@@ -179,6 +179,19 @@ def with_local_children(
             return forward(*args, **kwargs)
 
     return run
+
+
+def local_image_features(trunk: PreTrainedModel, tensors: TensorParallelGroup) -> None:
+    """Let ``trunk.get_image_features``, which no forward is around, read the trunk's own parameters as plain
+    tensors.
+    """
+    compute = cast("Callable[..., Any]", trunk.get_image_features)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with local_parameters(trunk, tensors.group):
+            return compute(*args, **kwargs)
+
+    vars(trunk)["get_image_features"] = run
 
 
 def first_layer(module: nn.Module, tensors: TensorParallelGroup) -> Forward:

@@ -12,17 +12,20 @@ from functools import lru_cache
 from itertools import takewhile
 
 from paceline.config.registries.optimizers import StateSplit
+from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.family import VISION, Family, in_part
-from paceline.plan.model.parameter_list import Parameter, parameters_of
+from paceline.plan.model.family import PROJECTOR, VISION, Family, in_part, parts_of
+from paceline.plan.model.parameter_list import ALL_LINEAR, Parameter, parameters_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision, Plan, Precision
 
 FREEZE, UNFREEZE, FREEZE_ROUTER = "training.freeze", "training.unfreeze", "training.freeze_router"
+RATES = "training.learning_rates"
+_TRAINED_BY_ADAPTER = "lora.target_modules or lora.modules_to_save with names of that part"
 _LARGEST_LIST = 6
 _SLICE = re.compile(r"([^\[\]^]+)\[(?:(-?\d*):(-?\d*)(?::([1-9]\d*)?)?|/([1-9]\d*))\](.*)")
 
@@ -47,16 +50,24 @@ class Freezing:
     unreached: tuple[str, ...] = ()
 
     @classmethod
-    def configured(cls, training: TrainingSection, shape: ModelShape | None = None) -> Freezing:
-        """Return the freezing of a config for a model of this shape, if known."""
+    def configured(
+        cls, training: TrainingSection, shape: ModelShape | None = None, *, tower: bool = False
+    ) -> Freezing:
+        """Return the freezing of a config for a model of this shape, if known; ``tower``: trained with it."""
         family = Family() if shape is None else shape.family
-        return cls(training.freeze, training.unfreeze, head=family.head[-1])
+        parts = parts_of(shape.composite) if shape is not None and tower else {}
+        return cls(training.freeze, training.unfreeze, head=family.head[-1], parts=parts)
 
     @classmethod
     def of(cls, plan: Plan) -> Freezing:
         """Return the freezing of a resolved plan."""
         rounds = plan.shape is None or plan.shape.stored != plan.precision.compute
-        return replace(cls.configured(plan.config.training, plan.shape), keeps_masters=rounds)
+        tower = plan.vision and plan.adapter is None
+        return replace(cls.configured(plan.config.training, plan.shape, tower=tower), keeps_masters=rounds)
+
+    def of_whole(self, model_type: str) -> Freezing:
+        """Return the freezing of the whole model of a type, with its tower."""
+        return replace(self, parts=parts_of(model_type))
 
     def __bool__(self) -> bool:
         return bool(self.patterns or self.parts)
@@ -206,7 +217,7 @@ def check_freezing(
         return
     if mesh is not None and mesh.pp > 1:
         yield codes.PLAN_FREEZE_PIPELINE(key, f"[{', '.join(value)}]")
-    if shape is not None and shape.exact:
+    if shape is not None and shape.exact and not freezing.parts:  # else the names of the tower are not known
         listed = parameters_of(shape)
         yield from freezing.check([p.name for p in listed], _ties(shape, listed))
 
@@ -260,9 +271,32 @@ def trained_part(shape: ModelShape, freezing: Freezing) -> TrainedPart:
     return TrainedPart(share, 0 if embedding else min(layers, default=shape.layers))
 
 
+def check_rates(
+    training: TrainingSection, lora: LoraSection | None, freezing: Freezing
+) -> Iterator[Diagnostic]:
+    """Yield rates of parts of a model with a tower of which nothing is trained."""
+    rates = training.learning_rates
+    if rates is None:
+        return
+    in_text = lora is not None and lora.target_modules == (ALL_LINEAR,) and not lora.modules_to_save
+    frozen = {VISION: bool(freezing.parts) and not freezing.unfreeze, PROJECTOR: False}
+    for part, rate in ((VISION, rates.vision), (PROJECTOR, rates.projector)):
+        if rate is not None and (in_text or frozen[part]):
+            hint = (
+                _TRAINED_BY_ADAPTER if lora is not None else f"{UNFREEZE}: ['^'], which trains the tower too"
+            )
+            yield codes.PLAN_FREEZE_RATE(f"{RATES}.{part}", f"{rate:g}", part=part, hint=hint)
+
+
 def freezing_decisions(shape: ModelShape | None, freezing: Freezing) -> Iterator[Decision]:
     """Yield the plan's decisions on frozen parameters."""
-    if not freezing or shape is None:
+    if freezing.parts and (freezing.freeze or not freezing.unfreeze):
+        yield Decision(
+            FREEZE,
+            "the vision tower, but what unfreeze names" if freezing.unfreeze else "the vision tower",
+            f"the default for a model with images; {UNFREEZE}: ['^'] trains all of it",
+        )
+    if not freezing.patterns or shape is None:
         return
     whole = sum(p.numel for p in parameters_of(shape))
     trained = round(trained_part(shape, freezing).share * whole)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.checkpoint.base_model_files import base_files, join_folders
-from paceline.checkpoint.export.architecture import gives_scores
+from paceline.checkpoint.export.architecture import VISION, gives_scores
 from paceline.checkpoint.export.untrained_tensors import STATE_KEY
 from paceline.checkpoint.load.start_folder import START_FOLDER
 from paceline.config.sections.model import ModelSection
@@ -56,6 +56,8 @@ def run_state(
             adapters["other_bases"] = {role: dict(other.base) for role, other in others if other is not None}
     if carried:
         adapters[STATE_KEY] = carried
+    if plan.vision:
+        adapters[VISION] = True
     return {
         **adapters,
         START_FOLDER: str(Path.cwd()),

@@ -135,6 +135,7 @@ class Models:
             frozen=frozen,
             freeze_router=t.freeze_router and not frozen,
             freezing=Freezing.of(self.plan),
+            vision=self.plan.vision,
             # that of the sampling, which on-policy log-probabilities are compared with; 1 for greedy
             temperature=rollout.temperature or 1.0 if spec.on_policy else 1.0,
             classes=self.classes if role is Role.CLASSIFIER else None,

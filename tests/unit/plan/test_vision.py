@@ -13,6 +13,7 @@ from machines import A100
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.data.preflight.image_rows import images_in_rows
+from paceline.plan.features.freezing import Freezing
 from paceline.plan.features.vision import OF_IMAGES
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.spec import Job
@@ -36,6 +37,7 @@ def plan_of(of: dict[str, Any], *, images: bool = True, world: int = 1, **sectio
         "model": {"config": of, "tokenizer": "t", **sections.get("model", {})},
         "data": {"train": [{"path": "rows.jsonl"}], **sections.get("data", {})},
         "training": {"max_steps": 4, **sections.get("training", {})},
+        **({"lora": sections["lora"]} if "lora" in sections else {}),
     }
     hardware = replace(A100, num_devices=world)
     job = Job(Config.from_json(written), hardware, world_size=world, launcher="spawn", run_dir="/nowhere/run")
@@ -80,7 +82,7 @@ def test_keys_of_images_are_said_to_do_nothing_where_no_image_is_read() -> None:
             "image_refuse_pixels": 1_000_000,
             "image_cache": "disk",
         },
-        "training": {"learning_rates": {"vision": 1e-6}},
+        "training": {"learning_rates": {"vision": 1e-6}, "unfreeze": ["^"]},
     }
     idle = plan_of(SEES, images=False, **given)
     refused = {d.subject for d in idle.decisions if not d.granted}
@@ -175,3 +177,32 @@ def test_the_first_rows_say_whether_there_are_images(row: dict[str, Any], tmp_pa
     assert images({"path": str(plain)}, with_columns) is True
     assert images({"path": str(tmp_path / "missing.jsonl")}) is False
     assert images({"path": "owner/name"}) is None
+
+
+def test_the_tower_is_frozen_unless_it_is_named() -> None:
+    assert about(plan_of(SEES), "training.freeze").choice == "the vision tower"
+    named = plan_of(SEES, training={"unfreeze": ["^"]})
+    assert about(named, "training.freeze") is None and Freezing.of(named).parts
+    assert not Freezing.of(plan_of(SEES, lora={"r": 4})).parts  # an adapter's base is frozen anyway
+    assert not Freezing.of(plan_of(SEES, images=False)).parts
+
+
+@pytest.mark.parametrize(
+    ("rate", "more", "where"),
+    [
+        ("vision", {}, "training.learning_rates.vision"),
+        ("projector", {}, ""),
+        ("vision", {"training": {"unfreeze": ["^"]}}, ""),
+        ("projector", {"lora": {"r": 4}}, "training.learning_rates.projector"),
+        ("projector", {"lora": {"r": 4, "modules_to_save": ["merger"]}}, ""),
+    ],
+)
+def test_a_rate_of_what_is_frozen_is_refused(rate: str, more: dict[str, Any], where: str) -> None:
+    training = {"learning_rates": {rate: 1e-6}, **more.get("training", {})}
+    sections = {**more, "training": training}
+    if not where:
+        plan_of(SEES, **sections)
+        return
+    with pytest.raises(ConfigError) as caught:
+        plan_of(SEES, **sections)
+    assert [(d.code, d.where) for d in caught.value.diagnostics] == [("plan.freeze_rate", where)]

@@ -14,8 +14,11 @@ from vision_batches import InDouble, VisionRows, loss_alone
 from vision_models import FAMILIES, write_vision_folder
 
 from paceline.models.factory import HFModelFactory
+from paceline.plan.features.freezing import Freezing
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
+
+ALL = Freezing(unfreeze=("^",))  # the tower too
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
@@ -25,7 +28,7 @@ def test_a_packed_row_is_its_documents_alone(kind: str, dtype: torch.dtype, tmp_
 
     folder = write_vision_folder(tmp_path, kind)
     alone = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="sdpa").to(dtype)
-    module = HFModelFactory(Source(name_or_path=str(folder)), vision=True, master_dtype=dtype)()
+    module = HFModelFactory(Source(name_or_path=str(folder)), vision=True, freezing=ALL, master_dtype=dtype)()
     rows = VisionRows(folder, alone)
     documents = [rows.document(n) for n in (0, 1, 3, 0)]
     with InDouble() if dtype == torch.float64 else nullcontext():
@@ -53,8 +56,8 @@ def test_a_packed_row_is_its_documents_alone(kind: str, dtype: torch.dtype, tmp_
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_row_without_images_touches_every_parameter(kind: str, gathers: bool, tmp_path: Path) -> None:
     folder = write_vision_folder(tmp_path, kind)
-    build = HFModelFactory(Source(name_or_path=str(folder)), vision=True)
-    module = build(BuildOptions(fused=not gathers))
+    build = HFModelFactory(Source(name_or_path=str(folder)), vision=True, freezing=ALL)
+    module = build(BuildOptions(in_step=gathers))
     rows = VisionRows(folder, module.hf)
     documents = [rows.document(0), rows.document(0)]
     out = module.train()(rows.batch(documents), frozenset({Output.NLL}))
