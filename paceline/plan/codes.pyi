@@ -248,6 +248,16 @@ class _PLAN_VISION_NO_TOWER(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_VISION_FAMILY(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_VISION_ALGORITHM(CodeName):
     def __call__(
         self,
@@ -1186,6 +1196,7 @@ PLAN_FREEZE_ADAPTERS: _PLAN_FREEZE_ADAPTERS
 PLAN_FREEZE_PIPELINE: _PLAN_FREEZE_PIPELINE
 PLAN_FREEZE_ROUNDED: _PLAN_FREEZE_ROUNDED
 PLAN_VISION_NO_TOWER: _PLAN_VISION_NO_TOWER
+PLAN_VISION_FAMILY: _PLAN_VISION_FAMILY
 PLAN_VISION_ALGORITHM: _PLAN_VISION_ALGORITHM
 PLAN_VISION_RATES: _PLAN_VISION_RATES
 PLAN_VISION_CONTEXT: _PLAN_VISION_CONTEXT

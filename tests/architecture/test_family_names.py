@@ -19,7 +19,6 @@ NOT_ASKED: dict[str, tuple[set[str], str]] = {
     ),
     "checkpoint/export/gguf/tokenizer.py": ({"gpt2", "llama", "qwen2"}, "tokenizers and splits of GGUF"),
     "config/import_export/programs/axolotl_prompts.py": ({"phi"}, "a style of axolotl's prompts"),
-    "config/import_export/programs/llamafactory_data.py": ({"llava"}, "a template of LLaMA-Factory"),
     "config/keys/nearest.py": ({"opt"}, "a part of a key's name"),
     "demo/scaling.py": ({"llama"}, "the config of the model that it trains"),
     "plan/model/model_catalogue.py": ({"gpt2"}, "the name of a model, which an error suggests"),

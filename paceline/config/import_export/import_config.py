@@ -188,7 +188,8 @@ def _variables(command: Command, chosen: str | None, imported: Imported) -> None
     starters = [name for name in command.launch.launchers if name in STARTERS]
     reads_variables = chosen in ("swift", "llamafactory") and not starters
     counts = "torchrun" not in starters and (bool(starters) or chosen == "llamafactory")
-    launch_variables(command.environment, command.places, reads_variables, counts, imported)
+    pixels = chosen == "swift"
+    launch_variables(command.environment, command.places, reads_variables, counts, imported, pixels)
 
 
 def import_data(

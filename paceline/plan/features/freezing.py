@@ -26,6 +26,8 @@ from paceline.plan.plan import Decision, Plan, Precision
 FREEZE, UNFREEZE, FREEZE_ROUTER = "training.freeze", "training.unfreeze", "training.freeze_router"
 RATES = "training.learning_rates"
 _TRAINED_BY_ADAPTER = "lora.target_modules or lora.modules_to_save with names of that part"
+#: Words for the parts of a model with a vision tower.
+BESIDE_TEXT, TEXT = (VISION, PROJECTOR), "text"
 _LARGEST_LIST = 6
 _SLICE = re.compile(r"([^\[\]^]+)\[(?:(-?\d*):(-?\d*)(?::([1-9]\d*)?)?|/([1-9]\d*))\](.*)")
 
@@ -39,7 +41,8 @@ class Freezing:
 
     ``parts``: of a model with a vision tower, ``Composite.parts``. Its tower is frozen unless ``unfreeze``
     names it. A pattern that names something in the text names nothing beside it, unless it is a regular
-    expression. ``unreached``: paths of modules that no image's gradient reaches, never trained.
+    expression. The words ``vision``, ``projector`` and ``text`` name parts. ``unreached``: paths of modules
+    that no image's gradient reaches, never trained.
     """
 
     freeze: tuple[str, ...] = ()
@@ -53,10 +56,16 @@ class Freezing:
     def configured(
         cls, training: TrainingSection, shape: ModelShape | None = None, *, tower: bool = False
     ) -> Freezing:
-        """Return the freezing of a config for a model of this shape, if known; ``tower``: trained with it."""
+        """Return the freezing of a config for a model of this shape, if known. ``tower``: trained with it;
+        without one nothing is left of ``vision`` and ``projector``.
+        """
         family = Family() if shape is None else shape.family
-        parts = parts_of(shape.composite) if shape is not None and tower else {}
-        return cls(training.freeze, training.unfreeze, head=family.head[-1], parts=parts)
+        freeze, unfreeze = training.freeze, training.unfreeze
+        parts = parts_of(shape.composite) if shape is not None and shape.composite else {}
+        if parts and not tower:
+            unfreeze = tuple(p for p in unfreeze if p not in BESIDE_TEXT) if freeze else unfreeze
+            freeze = tuple(p for p in freeze if p not in BESIDE_TEXT)
+        return cls(freeze, unfreeze, head=family.head[-1], parts=parts if tower else {})
 
     @classmethod
     def of(cls, plan: Plan) -> Freezing:
@@ -92,14 +101,19 @@ class Freezing:
 
     def _named(self, patterns: Iterable[str], known: frozenset[str]) -> frozenset[str]:
         """Return the names that ``patterns`` mean (see ``parts``)."""
-        beside = frozenset(name for name in known if in_part(name, self.parts))
-        if not beside:
+        if not self.parts:
             return _named(patterns, known)
-        meant = (
-            _named((p,), known) if p.startswith("^") else _named((p,), known - beside) or _named((p,), beside)
-            for p in patterns
-        )
-        return frozenset().union(*meant)
+        part = {name: self.parts.get(in_part(name, self.parts), TEXT) for name in known}
+        text = frozenset(name for name in known if part[name] == TEXT)
+
+        def meant(pattern: str) -> frozenset[str]:
+            if pattern in (*BESIDE_TEXT, TEXT):
+                return frozenset(name for name in known if part[name] == pattern)
+            if pattern.startswith("^"):
+                return _named((pattern,), known)
+            return _named((pattern,), text) or _named((pattern,), known)
+
+        return frozenset().union(*map(meant, patterns))
 
     def _in_tower(self, known: frozenset[str]) -> frozenset[str]:
         return frozenset(n for n in known if self.parts.get(in_part(n, self.parts)) == VISION)
@@ -121,7 +135,7 @@ class Freezing:
         """
         known, idle = list(names), False
         for key, patterns in self.patterns.items():
-            wrong = [p for p in patterns if not _named((p,), known)]
+            wrong = [p for p in patterns if not self._named((p,), frozenset(known))]
             if wrong:
                 idle = True
                 hints = {p: _hint(p, known, [ties[n] for n in _named((p,), ties)]) for p in wrong}

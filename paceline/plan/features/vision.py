@@ -59,6 +59,11 @@ class VisionChoice:
         """The type of the model with a tower; empty for others, and if it is not known."""
         return self.shape.composite if self.shape is not None else ""
 
+    @property
+    def key(self) -> str:
+        """The key that turns images on: the rows', unless it is configured."""
+        return KEY if self.configured else "data.train"
+
     def check(self, job: Job, mesh: Mesh | None) -> Iterator[Diagnostic]:
         """Yield what cannot be trained with images."""
         if not self.on:
@@ -66,6 +71,8 @@ class VisionChoice:
         if self.shape is not None and not self.composite:
             yield codes.PLAN_VISION_NO_TOWER(KEY, "true", family=self.shape.model_type)
             return
+        if self.composite and not composites()[self.composite].pixels:
+            yield codes.PLAN_VISION_FAMILY(self.key, self.composite)
         training, spec = job.training, job.algorithm
         if training.learning_rates is not None and (self.shape is None or not training.learning_rate):
             why = "the model is not on this machine" if self.shape is None else "training.learning_rate is 0"
@@ -74,8 +81,7 @@ class VisionChoice:
             yield codes.PLAN_VISION_ALGORITHM("training.algorithm", spec.name, algorithm=spec.name)
         for axis, code in (("cp", codes.PLAN_VISION_CONTEXT), ("pp", codes.PLAN_VISION_PIPELINE)):
             if mesh is not None and (size := getattr(mesh, axis)) > 1:
-                key = KEY if self.configured else "data.train"
-                yield code(f"training.parallelism.{axis}_size", str(size), key=key)
+                yield code(f"training.parallelism.{axis}_size", str(size), key=self.key)
 
     def rate_ratios(self, job: Job) -> dict[str, float]:
         """Return the rates of tower and projector over ``learning_rate``, by path (``OptimizerSpec``)."""

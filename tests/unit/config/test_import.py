@@ -445,24 +445,6 @@ def test_trls_sft_term_is_the_same_in_one_micro_batch_alone(
     assert config.training.dpo.rpo_alpha == 0.5
 
 
-@pytest.mark.parametrize(
-    ("rows", "frozen", "verdict"),
-    [
-        ("mllm_demo", True, KeyVerdict.NO_EFFECT),
-        ("mllm_demo", False, KeyVerdict.LOST),
-        ("alpaca_en_demo", False, KeyVerdict.NO_EFFECT),
-    ],
-)
-def test_a_tower_that_llamafactory_freezes_is_not_trained_here_either(
-    rows: str, frozen: bool, verdict: KeyVerdict
-) -> None:
-    data = {"stage": "sft", "dataset": rows, "freeze_vision_tower": frozen, "image_max_pixels": 262144}
-    found = import_data(as_object(data), dict.fromkeys(data, 1), "a.yaml", "llamafactory").findings
-    assert found["freeze_vision_tower"].verdict is verdict
-    lost = KeyVerdict.LOST if rows == "mllm_demo" else KeyVerdict.NO_EFFECT
-    assert found["image_max_pixels"].verdict is lost
-
-
 @pytest.mark.parametrize(("patience", "given"), [(2, {"patience": 2}), (None, {})])
 def test_axolotls_loss_watchdog_is_a_callback_here(patience: int | None, given: dict[str, int]) -> None:
     data = {"base_model": "some/model", "loss_watchdog_threshold": 5.0, "loss_watchdog_patience": patience}

@@ -387,7 +387,7 @@ def test_context_parallelism_is_accepted_by_our_own_rules(
             {"messages": "conversations"},
             MAPPED,
         ),
-        ("sft", {"columns": {"prompt": "q", "images": "i"}}, {"instruction": "q"}, LOST),
+        ("sft", {"columns": {"prompt": "q", "images": "i"}}, {"instruction": "q", "images": "i"}, LOST),
         ("sft", {"num_samples": 10}, {}, DIFFERS),
         ("sft", {"folder": "en"}, {}, LOST),
         (

@@ -82,7 +82,7 @@ def paths(step: dict[str, Any]) -> Iterator[str]:
 
 
 #: What the importer tells the tables beside the file's keys; their ``let`` names more
-FACTS = {"job", "named", "engine", "weights"}
+FACTS = {"job", "named", "engine", "weights", "sees_images"}
 #: Of older files, or inside a block: named in conditions alone
 OLDER = {
     *("dpo_ftx", "evaluation_strategy", "kt_config.kt_expert_weight_format", "peft_config"),

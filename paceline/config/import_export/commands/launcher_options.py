@@ -12,7 +12,7 @@ from paceline.config.import_export.verdicts import Finding, Imported, KeyVerdict
 from paceline.config.yaml_text.read_file import read_text
 from paceline.config.yaml_text.scalars import resolve_plain
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, as_object
 
 _NODES, _NPROC = "launch.nnodes", "launch.nproc"
 _STARTS = "it says how processes are started, watched or logged; the training is the same"
@@ -54,6 +54,8 @@ VARIABLES = {
     "MASTER_ADDR": "launch.master_addr",
     "MASTER_PORT": "launch.master_port",
 }
+#: variables that ms-swift's Qwen-VL templates read → options of the image processor
+_PIXELS = {"MAX_PIXELS": "max_pixels", "MIN_PIXELS": "min_pixels"}
 _TOTAL = ("n", "np", "ntasks")
 STARTERS = ("torchrun", "deepspeed", "accelerate launch", "accelerate-launch")
 
@@ -242,11 +244,12 @@ def variables(
     reads_variables: bool,
     counts: bool,
     imported: Imported,
+    pixels: bool = False,
 ) -> None:
     """Decide the variables set for the process, each at its line of ``places``.
 
     ``reads_variables``: the program reads VARIABLES; ``counts``: it starts a process for each of
-    CUDA_VISIBLE_DEVICES.
+    CUDA_VISIBLE_DEVICES; ``pixels``: its image processor reads MAX_PIXELS.
     """
     for name, value in environment.items():
         path, number, line = VARIABLES.get(name), resolve_plain(value), places.get(name, 1)
@@ -257,6 +260,8 @@ def variables(
             setting: Json = value if path == "launch.master_addr" else number
             imported.settings.setdefault(path, Setting(setting, name, line))
             imported.findings[name] = Finding(name, value, line, KeyVerdict.MAPPED, (path,))
+        elif pixels and name in _PIXELS and isinstance(number, int):
+            _processor_option(imported, name, number, line)
         elif counts and devices and "NPROC_PER_NODE" not in environment and _NPROC not in imported.settings:
             says = "one process for each: set the variable for this run as well, to use these devices"
             imported.settings[_NPROC] = Setting(devices, name, line)
@@ -264,6 +269,14 @@ def variables(
         else:
             says = "of the process: set it for this run as well, if it should hold"
             imported.findings[name] = Finding(name, value, line, KeyVerdict.NO_EFFECT, (), says)
+
+
+def _processor_option(imported: Imported, name: str, pixels: int, line: int) -> None:
+    path = "model.processor_kwargs"
+    before = imported.settings.get(path)
+    options = {**as_object(before.value if before else None), _PIXELS[name]: pixels}
+    imported.settings[path] = Setting(options, name, line)
+    imported.findings[name] = Finding(name, pixels, line, KeyVerdict.MAPPED, (path,))
 
 
 def _keep(imported: Imported, option: Option, path: str, value: Json) -> None:

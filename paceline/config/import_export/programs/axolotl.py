@@ -9,6 +9,7 @@ from paceline.config.import_export.decide_keys import Code
 from paceline.config.import_export.programs import transformers
 from paceline.config.import_export.programs.axolotl_data import datasets, tokens
 from paceline.config.import_export.programs.axolotl_templates import named_template
+from paceline.config.import_export.programs.images import reads_images
 from paceline.config.import_export.verdicts import KeyReader
 from paceline.core.json_types import Json, JsonObject, as_number
 
@@ -220,7 +221,29 @@ def _unfrozen(reader: KeyReader) -> None:
     reader.keep(key, "training.unfreeze", [f"^{name}" for name in dotted])
 
 
+def _images(reader: KeyReader) -> None:
+    """Decide what is trained of a model that reads images: all of it, unless ``freeze_mm_modules`` is on."""
+    if not reads_images(reader.value("base_model"), reader.value("chat_template")):
+        if reader.is_given("processor_type"):
+            reader.lose("processor_type", "images, video and sound of this model are not read")
+        return
+    if not reader.is_given("processor_type"):
+        return
+    frozen, key = reader.on("freeze_mm_modules"), "freeze_mm_modules"
+    if reader.is_given("adapter"):
+        reader.nothing(key, "the base is frozen under adapters")
+        if reader.on("lora_target_linear"):
+            reader.departs("lora_target_linear", "adapters reach the text alone; there the tower as well")
+        return
+    if reader.result.settings.get("training.unfreeze") is None:
+        reader.set("training.freeze", ["projector"] if frozen else ["vision"], key)
+        if not frozen:
+            reader.set("training.unfreeze", ["vision"], key, "axolotl trains the tower, too")
+    reader.mapped(key, ("training.freeze",))
+
+
 CODE: Code = {
+    "images": _images,
     **transformers.CODE,
     "schedule": schedule,
     "best_weights": best_weights,

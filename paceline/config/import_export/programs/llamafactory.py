@@ -8,6 +8,11 @@ from pathlib import Path
 from paceline.config.import_export.argument_tables import NO_TRACKERS, defaults
 from paceline.config.import_export.decide_keys import Code
 from paceline.config.import_export.programs import transformers
+from paceline.config.import_export.programs.images import (
+    frozen_parts,
+    processor_options,
+    reads_images,
+)
 from paceline.config.import_export.programs.llamafactory_data import datasets
 from paceline.config.import_export.programs.llamafactory_templates import template
 from paceline.config.import_export.verdicts import KeyReader
@@ -153,6 +158,25 @@ def _muon_block(reader: KeyReader) -> None:
     reader.nothing("learning_rate", "optim_config sets the rate: its lr, or 1e-3")
 
 
+def _images(reader: KeyReader) -> None:
+    """Decide what is frozen of a model that reads images (``freeze_vision_tower`` and others)."""
+    names = reader.value("model_name_or_path"), reader.value("template")
+    sees = reads_images(*names)
+    reader.facts["sees_images"] = sees
+    if reader.facts.get("image_sets") and not sees:
+        reader.lose("dataset", f"images of this model are not read: {reader.facts['image_sets']}")
+    if sees:
+        keys = {
+            "vision": "freeze_vision_tower",
+            "projector": "freeze_multi_modal_projector",
+            "text": "freeze_language_model",
+        }
+        frozen_parts(reader, keys, reader.text("finetuning_type") == "full")
+        processor_options(
+            reader, {"image_do_pan_and_scan": "do_pan_and_scan", "crop_to_patches": "crop_to_patches"}
+        )
+
+
 def _words(value: Json) -> list[str]:
     return [word.strip() for word in str(value or "").split(",") if word.strip()]
 
@@ -166,4 +190,5 @@ CODE: Code = {
     "stable_decay": _stable_decay,
     "freezing": _freezing,
     "muon_block": _muon_block,
+    "images": _images,
 }

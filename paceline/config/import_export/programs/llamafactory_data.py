@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from paceline.config.backend_files.json_text import parse_json
@@ -24,6 +25,14 @@ _BUNDLED: dict[str, JsonObject] = {
     "dpo_en_demo": {"file_name": "dpo_en_demo.json", "ranking": True, "formatting": "sharegpt"},
     "dpo_zh_demo": {"file_name": "dpo_zh_demo.json", "ranking": True, "formatting": "sharegpt"},
     "kto_en_demo": {"file_name": "kto_en_demo.json", "formatting": "sharegpt"},
+    "mllm_demo": {
+        "file_name": "mllm_demo.json",
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages", "images": "images"},
+    },
+    "llava_1k_en": {"hf_hub_url": "BUAADreamer/llava-en-zh-2k", "subset": "en", "formatting": "sharegpt"},
+    "llava_1k_zh": {"hf_hub_url": "BUAADreamer/llava-en-zh-2k", "subset": "zh", "formatting": "sharegpt"},
+    "rlhf_v": {"hf_hub_url": "llamafactory/RLHF-V", "ranking": True, "formatting": "sharegpt"},
     "c4_demo": {"file_name": "c4_demo.jsonl", "columns": {"prompt": "text"}},
     "wiki_demo": {"file_name": "wiki_demo.txt", "columns": {"prompt": "text"}},
 }
@@ -37,7 +46,8 @@ _TAGS = {
     "function_tag": ("function_call",),
     "system_tag": ("system",),
 }
-_IMAGES = ("mllm", "video", "audio", "llava")
+_IMAGES = re.compile("mllm|llava|rlhf_v")
+_NOT_READ = ("video", "audio")
 
 #: Keys that name data sets, and ours.
 SETS = (("dataset", "data.train"), ("eval_dataset", "data.eval"))
@@ -74,6 +84,8 @@ def _named(reader: KeyReader, key: str, path: str, names: list[str], info: JsonO
             f"{name}: {reason}"
             for reason in _read_here_alone(entry, data_set, Path(reader.result.file).parent)
         ]
+        if as_object(entry.get("columns")).get("images") or _IMAGES.search(name):
+            reader.facts["image_sets"] = name
         drawn = entry.get("num_samples")
         if isinstance(drawn, int):
             differs.append(
@@ -82,9 +94,9 @@ def _named(reader: KeyReader, key: str, path: str, names: list[str], info: JsonO
             )
         limits = [rows for rows in (drawn, limit) if isinstance(rows, int)]
         sets.append(data_set | ({"max_rows": min(limits)} if limits else {}))
-    images = [name for name in names if any(word in name for word in _IMAGES)]
-    if images:
-        lost.append(f"images, video and sound are not read: {', '.join(images)}")
+    not_read = [name for name in names if any(word in name for word in _NOT_READ)]
+    if not_read:
+        lost.append(f"video and sound are not read: {', '.join(not_read)}")
     if unknown and info:
         lost.append(f"dataset_info.json does not name {', '.join(unknown)}: write the path of its rows")
     reader.set(path, sets, key)

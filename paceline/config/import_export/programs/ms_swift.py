@@ -11,6 +11,7 @@ from paceline.config.import_export.commands.launcher_options import VARIABLES
 from paceline.config.import_export.decide_keys import Code
 from paceline.config.import_export.local_files import config_of
 from paceline.config.import_export.programs import transformers
+from paceline.config.import_export.programs.images import frozen_parts, reads_images, reads_others
 from paceline.config.import_export.programs.ms_swift_data import completion_length, data, length, loss_scale
 from paceline.config.import_export.programs.ms_swift_retrieval import classified, retrieval, split_rows
 from paceline.config.import_export.programs.ms_swift_templates import default_system, template
@@ -234,6 +235,18 @@ def freezing(reader: KeyReader) -> None:
     reader.mapped(left, ("training.freeze", "training.unfreeze"))
 
 
+def _images(reader: KeyReader) -> None:
+    """Decide what is frozen of a model that reads images (``freeze_vit`` and others)."""
+    names = reader.value("model"), reader.value("model_type")
+    sees = reads_images(*names)
+    reader.facts["sees_images"] = sees
+    if reads_others(*names):
+        reader.lose("model", "its images, video or sound are not read: the language model alone is trained")
+    if sees:
+        keys = {"vision": "freeze_vit", "projector": "freeze_aligner", "text": "freeze_llm"}
+        frozen_parts(reader, keys, reader.text("tuner_type") == "full")
+
+
 CODE: Code = {
     **transformers.CODE,
     "loss_scale": loss_scale,
@@ -253,6 +266,7 @@ CODE: Code = {
     "server": server,
     "generations": generations,
     "freezing": freezing,
+    "images": _images,
     "new_tokens": new_tokens,
     "classified": classified,
     "retrieval": retrieval,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from paceline.config.import_export.argument_tables import table
@@ -9,7 +10,8 @@ from paceline.config.import_export.local_files import config_of, first_row
 from paceline.config.import_export.verdicts import KeyReader
 from paceline.core.json_types import Json, JsonObject, as_list, as_object
 
-_ROLLOUTS = ("grpo", "ppo", "gkd")
+_NOT_READ = re.compile(r"video|movie|speech|audio|egoschema|tts|cinepile")
+_ROLLOUTS, _TEXT_TASKS = ("grpo", "ppo", "gkd"), ("embedding", "reranker", "generative_reranker")
 #: A file's column, as ms-swift is told to read it → our column
 _COLUMNS = {"messages": "messages", "conversations": "messages", "query": "prompt", "response": "completion"}
 _COLUMNS |= {"system": "system", "rejected_response": "rejected", "label": "label", "text": "text"}
@@ -45,8 +47,12 @@ def _sets(reader: KeyReader, key: str, name: str, command: str, columns: JsonObj
         options["max_rows"] = int(rows)
         says = f"#{rows}: ms-swift draws as many rows at random, here they are the first"
         _notes(reader, key, says)
-    if known.get("images"):
-        reader.lose(key, f"images, video and sound are not read: {name}")
+    if known.get("images") and _NOT_READ.search(name.lower()):
+        reader.lose(key, f"video and sound are not read: {name}")
+    elif known.get("images") and (
+        reader.text("rlhf_type") in _ROLLOUTS or reader.text("task_type") in _TEXT_TASKS
+    ):
+        reader.lose(key, f"images are not read in rollouts, embedding models and rerankers: {name}")
     elif by := known.get("by"):
         _notes(reader, key, f"ms-swift prepares the rows of {name} by code of its own ({by})")
     if name.rpartition("/")[2] == "self-cognition":

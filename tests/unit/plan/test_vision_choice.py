@@ -29,6 +29,7 @@ TEXT = {
     "vocab_size": 320,
 }
 SEES: dict[str, Any] = {"model_type": "qwen2_5_vl", "text_config": TEXT, "vision_config": {}}
+UNREAD = {**SEES, "model_type": "vipllava", "text_config": {**TEXT, "model_type": "llama"}}
 READS: dict[str, Any] = {**TEXT, "model_type": "qwen2"}
 
 
@@ -106,6 +107,7 @@ GRPO = {"algorithm": "grpo", "rollout": {"rewards": [{"name": "ended"}]}}
             "auto",
             "plan.vision_rates",
         ),
+        (UNREAD, {}, "auto", "plan.vision_family"),
         (SEES, GRPO, "auto", "plan.vision_algorithm"),
         (SEES, {**GRPO, "algorithm": "ppo"}, True, "plan.vision_algorithm"),
         (SEES, {**GRPO, "algorithm": "rloo"}, True, "plan.vision_algorithm"),
