@@ -299,7 +299,14 @@ def _show_data(
     dataset: Annotated[int, typer.Option(min=1, help="Which data set of the list (from 1).")] = 1,
     evaluation: Annotated[bool, typer.Option("--eval", help="Rows of data.eval, not of data.train.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The totals as JSON.")] = False,
-    to: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw the totals, too.")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Draw the totals to this PNG; with --row, write its images into this folder, as the model"
+            " gets them.",
+        ),
+    ] = None,
     cache: Annotated[
         Path | None,
         typer.Option(help="Where the prepared data are kept [default: data.cache_dir, $PACELINE_CACHE]."),
@@ -314,9 +321,9 @@ def _show_data(
     print_diagnostics(loaded.notes)
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         totals = Path(folder) / "totals.json"
-        options = words(
-            rows=rows, dataset=dataset, row=row, eval=evaluation, json=as_json, totals=to and totals
-        )
+        shown = {"row": row, "rows": rows, "to": to if row is not None else None}
+        drawn = to and totals
+        options = words(dataset=dataset, eval=evaluation, json=as_json, totals=drawn, **shown)
         code = call_on_data("paceline.data.preview", loaded, cache, *options)
         if code == 0 and to is not None and row is None:
             length = str(loaded.config.data.max_length)

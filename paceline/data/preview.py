@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,12 @@ from paceline.core.json_types import JsonObject
 from paceline.core.security.file_permissions import written_for
 from paceline.data import codes
 from paceline.data.chat_template.encode import Encoded, Encoder
-from paceline.data.preflight.find_sets import LocatedDataset, read_head
+from paceline.data.images.expand import ImageWriter
+from paceline.data.images.open_image import ImageRules, decoded, read_image
+from paceline.data.images.processor import ImageProcessor
+from paceline.data.images.shown import shown_pictures
+from paceline.data.images.slots import RowImage
+from paceline.data.preflight.find_sets import LocatedDataset, media_beside, read_head
 from paceline.data.prepare.choose_template import settle_template
 from paceline.data.prepare.main import Bar, read_config
 from paceline.data.prepare.prepare import Prepared, prepare, sets_of, setup_of
@@ -38,6 +44,7 @@ from paceline.data.token_table import TokenTable
 from paceline.data.tokenizer.load import open_tokenizer
 from paceline.launch.program import program, terminal
 from paceline.plan.algorithms.spec import algorithm_spec
+from paceline.plan.images.settings import ImageSettings
 from paceline.runlog.redact import printable
 
 _GREEN, _DIM, _OFF = "\033[32m", "\033[2m", "\033[0m"
@@ -55,10 +62,19 @@ class ShownPiece:
 
 
 @dataclass(frozen=True)
+class ShownPicture:
+    """A picture of a document: its size in pixels, its tokens, and the place of the first (from 1)."""
+
+    image: RowImage
+    tokens: int
+    place: int
+
+
+@dataclass(frozen=True)
 class ShownDocument:
     """One document of a row: ``pieces`` in order; ``roles`` of its turns; ``cut``: tokens beyond max_length;
     ``left_out``: fields that the chat template did not render; ``behind_end``: turns after the end token
-    added to the last answer, which the row therefore lacks.
+    added to the last answer, which the row therefore lacks; ``pictures``: with their places.
     """
 
     pieces: tuple[ShownPiece, ...]
@@ -66,6 +82,7 @@ class ShownDocument:
     cut: int
     left_out: tuple[str, ...]
     behind_end: tuple[int, ...] = ()
+    pictures: tuple[ShownPicture, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -122,11 +139,32 @@ def _document(encoder: Encoder, example: Example, encoded: Encoded, kept: NDArra
     pieces = []
     for (has_loss, turn), group in itertools.groupby(range(len(ids)), key=lambda position: keys[position]):
         tokens = [ids[position] for position in group]
-        pieces.append(ShownPiece(str(encoder.tokenizer.decode(tokens)), len(tokens), has_loss, turn))
+        text = _shortened(str(encoder.tokenizer.decode(tokens)), encoder)
+        pieces.append(ShownPiece(text, len(tokens), has_loss, turn))
     roles = tuple(message["role"] for message in example.messages)
     cut = len(encoded.input_ids) - len(ids)
     unread = tuple(sorted(turn for turn in behind if turn is not None))
-    return ShownDocument(tuple(pieces), roles, cut, encoded.left_out, unread)
+    pictures = _pictures(encoder, example, encoded, ids)
+    return ShownDocument(tuple(pieces), roles, cut, encoded.left_out, unread, pictures)
+
+
+def _shortened(text: str, encoder: Encoder) -> str:
+    """Return a text in which tokens of pictures that follow each other are counted."""
+    if encoder.images is None:
+        return text
+    token = re.escape(encoder.images.marks.names["image"])
+    return re.sub(f"({token})(?:{token})+", lambda m: f"{m[1]} × {len(m[0]) // len(m[1])}", text)
+
+
+def _pictures(
+    encoder: Encoder, example: Example, encoded: Encoded, ids: Sequence[int]
+) -> tuple[ShownPicture, ...]:
+    if encoder.images is None:
+        return ()
+    places = [n for n, token in enumerate(ids, 1) if token == encoder.images.marks.token_id]
+    starts = itertools.accumulate(encoded.images, initial=0)
+    each = zip(example.images, encoded.images, starts, strict=False)
+    return tuple(ShownPicture(image, count, places[start]) for image, count, start in each)
 
 
 @dataclass(frozen=True)
@@ -189,7 +227,7 @@ class Totals:
 def totals_of(prepared: Prepared) -> Totals:
     """Return the totals of training and evaluation data together."""
     tables: Sequence[TokenTable] = [t for t in (prepared.train, prepared.eval) if t is not None]
-    keys = [text_key(t.coded(document).tobytes().hex()) for t in tables for document in range(len(t))]
+    keys = [_content_key(table, document) for table in tables for document in range(len(table))]
     counts = prepared.counts
     not_read: dict[str, int] = {}
     for note in prepared.notes:
@@ -209,6 +247,12 @@ def totals_of(prepared: Prepared) -> Totals:
     )
 
 
+def _content_key(table: TokenTable, document: int) -> int:
+    """Return a key of a document's tokens and pictures."""
+    pictures = table.images.of(table.row_in_file(document)) if table.images is not None else ()
+    return text_key(table.coded(document).tobytes().hex() + "".join(p.digest for p, _ in pictures))
+
+
 def meaning_of(reason: str) -> str:
     """Return the meaning of a reason of ``problems.REASONS``."""
     return REASONS[reason][1]
@@ -223,6 +267,11 @@ def row_lines(row: ShownRow, *, colour: bool) -> Iterator[str]:
         name = f"  document {number}: " if len(row.documents) > 1 else "  "
         cut = f", {document.cut:,} more are cut off at data.max_length" if document.cut else ""
         yield f"{name}{document.tokens:,} tokens, {document.labels:,} with loss{cut}"
+        for index, picture in enumerate(document.pictures, 1):
+            of = picture.image
+            where = f"{picture.tokens:,} tokens from token {picture.place:,} on"
+            name = printable(of.path) or "in the row"
+            yield f"  picture {index}  {name}: {of.width:,} x {of.height:,} pixels, {where}"
         for name in document.left_out:
             yield f"  not rendered by the chat template: {printable(name)}"
         yield from _turn_lines(document)
@@ -292,11 +341,16 @@ def run(config: Config, cache: Path, arguments: argparse.Namespace) -> None:
         tokenizer = open_tokenizer(setup.tokenizer)
         chosen = sets[arguments.dataset - 1]
         setup, _ = settle_template(setup, tokenizer, {read_head(chosen, setup.reading).shape.format})
-        encoder = Encoder(tokenizer, setup.train_on, find_answers=setup.find_answers)
+        writer = None if setup.images is None else ImageWriter(setup.images, tokenizer)
+        encoder = Encoder(tokenizer, setup.train_on, find_answers=setup.find_answers, images=writer)
         count = 0
         for row in show_rows(setup, chosen, encoder, arguments.row, arguments.rows):
             count += 1
             print("\n".join(row_lines(row, colour=colour)), file=terminal(sys.stdout))
+            if arguments.to and setup.images is not None and row.documents:
+                rules, beside = ImageRules.of(config.data), media_beside(chosen.located)
+                for file in write_pictures(row, Path(arguments.to), setup.images, rules, beside):
+                    print(f"  written to {file}", file=terminal(sys.stdout))
         if not count:
             raise ConfigError(
                 codes.DATA_NO_SUCH_ROW(f"there is no row {arguments.row}", "--row", hint="rows count from 1")
@@ -312,6 +366,32 @@ def run(config: Config, cache: Path, arguments: argparse.Namespace) -> None:
         Path(arguments.totals).write_text(json.dumps(totals.to_json()), encoding="utf-8")
 
 
+def write_pictures(
+    row: ShownRow, folder: Path, settings: ImageSettings, rules: ImageRules, beside: Path
+) -> Iterator[Path]:
+    """Write the pictures of a row's first document as the model gets them; yield the files.
+
+    ``beside``: the folder of the rows. Raises ConfigError if a file exists already.
+    """
+    media, processor = rules.media(str(beside)), ImageProcessor(settings)
+    pictures = row.documents[0].pictures
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, picture in enumerate(pictures, 1):
+        image = picture.image
+        data = image.data or read_image(media.path(image.path), image.path)[0]
+        inputs = processor.of_image(decoded(data, image.path, rules.most_pixels), alone=len(pictures) == 1)
+        for tile, made in enumerate(shown_pictures(processor, inputs), 1):
+            file = folder / f"row{row.number}-picture{number}-{tile}.png"
+            try:
+                with file.open("xb") as stream:
+                    made.save(stream, format="PNG")
+            except FileExistsError:
+                raise ConfigError(
+                    codes.DATA_NO_SUCH_ROW("the file exists already", "--to", str(file))
+                ) from None
+            yield file
+
+
 @program
 def main(argv: Sequence[str] | None = None) -> int:
     """Show rows or totals; return the exit code."""
@@ -323,6 +403,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dataset", type=int, default=1)
     parser.add_argument("--eval", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--to", help="a folder for the pictures of the rows, as the model gets them")
     parser.add_argument("--totals", help="a file for the totals as JSON")
     arguments = parser.parse_args(argv)
     arguments.plan = None

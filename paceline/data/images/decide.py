@@ -1,9 +1,8 @@
-"""Whether and how a config's pictures are seen, and whether they are still those that were prepared."""
+"""Whether and how the pictures of a config's rows are seen. Imports no numpy: a start asks it, too."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +11,7 @@ from paceline.config.sections.model import AUTO
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.json_types import Json
 from paceline.data import codes
-from paceline.data.file_digests import sha256_of
 from paceline.data.images.open_image import MediaFolder
-from paceline.data.images.table import IN_FILE, ImageTable
 from paceline.data.preflight.find_sets import find_set, media_beside, sections_of
 from paceline.data.preflight.image_rows import images_in_rows
 from paceline.data.rows.kinds.base import RowKind
@@ -28,15 +25,19 @@ if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
 
 
-def sees_pictures(data: DataSection, model: ModelSection, kind: RowKind) -> bool:
-    """Whether rows have pictures that the model sees, as the plan decides it (``Plan.vision``)."""
+def sees_pictures(data: DataSection, model: ModelSection, kind: RowKind, *, imports: bool = True) -> bool:
+    """Whether rows have pictures that the model sees, as the plan decides it (``Plan.vision``).
+
+    ``imports``: data sets that need the user's code are read, too, and a model is downloaded.
+    """
     if model.vision != AUTO:
         return bool(model.vision)
     if kind.answered:
         return False
     with suppress(PacelineError):
-        family = image_family(str(config_of(model).get("model_type")))
-        return family is not None and images_in_rows(data, imports=True) is True
+        here = imports or model.config or Path(model.name_or_path or "/nowhere").expanduser().is_dir()
+        known = not here or image_family(str(config_of(model).get("model_type"))) is not None
+        return known and images_in_rows(data, imports=imports) is True
     return False
 
 
@@ -70,23 +71,3 @@ def media_folders(data: DataSection) -> list[str]:
     """Return the folder of the pictures of each data set. Raises DataError if a set is missing."""
     beside = (media_beside(find_set(key, section).located) for key, section in sections_of(data))
     return [MediaFolder.of(data.media_dir, folder).folder for folder in beside]
-
-
-def changed_picture(folder: Path, media: list[str]) -> str:
-    """Return the first picture whose file is no longer what was prepared; empty if there is none."""
-    return next(_changed(ImageTable(folder, media)), "")
-
-
-def _changed(table: ImageTable) -> Iterator[str]:
-    for number in range(len(table)):
-        image = table.picture(number)
-        if image.offset != IN_FILE:
-            continue
-        file = table.file(image)
-        try:
-            status = os.stat(file)
-            same = (status.st_size, status.st_mtime_ns) == (image.size, image.stamp)
-            if not same and sha256_of(file) != image.digest:
-                yield f"{file} has changed"
-        except OSError as error:
-            yield f"{file}: {error.strerror}"

@@ -154,6 +154,14 @@ class ImageProcessor:
             inputs["batch_num_images"] = np.ones(1, np.int64)
         return inputs
 
+    def pixels(self, tile: NDArray) -> NDArray:
+        """Return a tile of the tower's input, float [3, height, width], as values from 0 to 255."""
+        made = self._processor.to_dict()
+        if made.get("do_normalize"):
+            mean, std = (np.asarray(made[name]).reshape(-1, 1, 1) for name in ("image_mean", "image_std"))
+            tile = tile * std + mean
+        return tile / made["rescale_factor"] if made.get("do_rescale") else tile
+
     @cached_property
     def _processor(self) -> BaseImageProcessor:
         return self._made(self.settings.images)

@@ -7,7 +7,8 @@ Beside the token table, and only where rows have pictures: ``images.arrow`` list
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BufferedWriter
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.data.file_digests import sha256_of
 from paceline.data.images.slots import RowImage
 
 if TYPE_CHECKING:
@@ -139,8 +141,6 @@ class ImageTable:
     """The pictures of prepared data, memory-mapped. ``folders``: the media folder of each data set."""
 
     def __init__(self, folder: Path, folders: Sequence[str]) -> None:
-        import pyarrow as pa
-
         self.folder, self.folders = folder, tuple(folders)
         lists = _batches(folder / IMAGES)
         self._numbers = _joined([batch.column(0).values for batch in lists], np.int64)
@@ -151,7 +151,6 @@ class ImageTable:
         self._pictures = _batches(folder / PICTURES)
         self._first = np.cumsum([0, *(batch.num_rows for batch in self._pictures)])
         self._names: list[str] = self._pictures[0].schema.names if self._pictures else []
-        assert isinstance(self._pictures, list) and pa
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -176,6 +175,26 @@ class ImageTable:
     def file(self, image: StoredImage) -> Path:
         """Return the path of a picture's file."""
         return Path(self.folders[image.dataset]) / image.path
+
+
+def changed_picture(folder: Path, media: list[str]) -> str:
+    """Return the first picture whose file is no longer what was prepared; empty if there is none."""
+    return next(_changed(ImageTable(folder, media)), "")
+
+
+def _changed(table: ImageTable) -> Iterator[str]:
+    for number in range(len(table)):
+        image = table.picture(number)
+        if image.offset != IN_FILE:
+            continue
+        file = table.file(image)
+        try:
+            status = os.stat(file)
+            same = (status.st_size, status.st_mtime_ns) == (image.size, image.stamp)
+            if not same and sha256_of(file) != image.digest:
+                yield f"{file} has changed"
+        except OSError as error:
+            yield f"{file}: {error.strerror}"
 
 
 def _batches(file: Path) -> list[pa.RecordBatch]:

@@ -103,8 +103,10 @@ def _written_around(model: ModelSection) -> int:
 
 
 def _is_long(examples: Sequence[Example], length: int) -> bool:
-    """Whether a document may have more than ``length`` tokens: no token is shorter than a byte."""
-    return any(len(_text(example).encode()) >= length for example in examples)
+    """Whether a document may have more than ``length`` tokens: no token is shorter than a byte, but a picture
+    has no bytes here.
+    """
+    return any(example.images or len(_text(example).encode()) >= length for example in examples)
 
 
 def _may_be_equal(examples: Sequence[Example], length: int) -> bool:

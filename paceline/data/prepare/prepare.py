@@ -15,8 +15,8 @@ from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject
 from paceline.data import codes
 from paceline.data.dataset_store import EVAL, TOKENIZER, TOKENS, TRAIN, Meta, Store, load_index
-from paceline.data.images.decide import changed_picture, media_folders, sees_pictures, settings_of
-from paceline.data.images.table import IMAGES, ImageTable
+from paceline.data.images.decide import media_folders, sees_pictures, settings_of
+from paceline.data.images.table import IMAGES, ImageTable, changed_picture
 from paceline.data.preflight.find_sets import LocatedDataset, converter_named, find_sets, read_head
 from paceline.data.prepare.build import PrepareProgress, Report, build
 from paceline.data.prepare.fingerprint import code_version, definition, fingerprint, located_digest

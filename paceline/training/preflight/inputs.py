@@ -24,6 +24,7 @@ from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError, PacelineError
 from paceline.data.chat_template.template_texts import rendered
+from paceline.data.images.decide import sees_pictures
 from paceline.data.preflight.chat_template import Described, describe, other_template, unopened_answers
 from paceline.data.preflight.check_sets import (
     check_feeds,
@@ -310,7 +311,9 @@ def _judges_by_answer(name: str) -> bool:
 
 def reading_of(config: Config) -> Reading:
     """Return how the algorithm reads rows."""
-    return Reading.of(config.data, row_kind(algorithm_spec(config.training.algorithm).rows))
+    kind = row_kind(algorithm_spec(config.training.algorithm).rows)
+    images = sees_pictures(config.data, config.model, kind, imports=False)
+    return Reading.of(config.data, kind, images=images)
 
 
 def _checkpoint(config: Config, environ: Mapping[str, str], plan: Plan | None) -> Iterable[Diagnostic]:

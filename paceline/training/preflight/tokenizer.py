@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from paceline.config.schema import Config, field_of
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
+from paceline.data.images.decide import sees_pictures
 from paceline.data.preflight.length_check import doubtful_sets, lost_rows
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
@@ -41,7 +42,8 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
         return {}
     # The tokenizer: what its files leave open, and whether other models have the same tokens
     kind = row_kind(spec.rows)
-    reading = Reading.of(config.data, kind)
+    images = sees_pictures(config.data, config.model, kind, imports=False)
+    reading = Reading.of(config.data, kind, images=images)
     learns = kind.trained_tokens(reading.train_on) == "assistant" and not kind.answered
     reasons, questions = unsettled(folder, config.model, formats, learns_answers=learns), dict[str, str]()
     if any(doubtful_sets(config.data, config.model, reading)):

@@ -29,6 +29,7 @@ from PIL import Image
 from paceline.core.errors import DataError
 from paceline.data.images.row_images import with_slots
 from paceline.data.images.slots import SLOT
+from paceline.data.preview import main
 from paceline.data.rows.values import RowError
 
 
@@ -283,3 +284,28 @@ def test_slots_follow_the_order_of_the_row() -> None:
     assert [SLOT.findall(str(marked[name])) for name in columns] == [["0", "1"], ["2"], ["2"]]
     with pytest.raises(RowError, match="image_count"):
         with_slots({**row, "images": ["x"]}, columns)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "gemma3", "idefics3"])
+def test_rows_are_shown_with_the_places_of_their_pictures(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [turns("see <image> and <image>?", images=["a.png", "d.png"])]
+    config = config_for(rows, tmp_path, kind)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config.to_json()))
+    more = ["--row", "1", "--to", str(tmp_path / "seen")]
+    assert main(["--config-json", str(file), "--cache", str(tmp_path / "cache"), *more]) == 0
+    text = capsys.readouterr().out
+    prepared = prepared_of(config, tmp_path)
+    ids, token = prepared.train.row(0)[0], loader_of(prepared, config).token_id
+    places = np.flatnonzero(ids == token)
+    assert "picture 1  a.png: 64 x 48 pixels" in text and f"from token {places[0] + 1} on" in text
+    written = sorted((tmp_path / "seen").iterdir())
+    assert len({path.name.rpartition("-")[0] for path in written}) == 2
+    # The picture is there: as its tower's resolution has it
+    first = Image.open(written[0]).convert("RGB")
+    small = np.asarray(first.resize((4, 4), Image.Resampling.BOX), np.float64)
+    own = np.asarray(Image.open(tmp_path / "a.png").resize((4, 4), Image.Resampling.BOX), np.float64)
+    if kind != "idefics3":  # whose first tile is a part
+        assert np.abs(small - own).mean() < 12
