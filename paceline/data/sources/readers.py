@@ -443,8 +443,23 @@ def _saved(folder: Path, split: str) -> Iterator[RawRow]:
     yield from _records(loaded if splits is None else splits[split], str(folder))
 
 
+def _holds_images(feature: object) -> bool:
+    """Whether a feature of ``datasets`` is a picture, or has one inside."""
+    import datasets
+
+    if isinstance(feature, dict):
+        return any(map(_holds_images, feature.values()))
+    if isinstance(feature, list):
+        return any(map(_holds_images, feature))
+    return isinstance(feature, datasets.Image) or _holds_images(getattr(feature, "feature", []) or [])
+
+
 def _records(dataset: Dataset, name: str) -> Iterator[RawRow]:
     table = _TableRows(name)
+    if _holds_images(dataset.features):  # as bytes and paths: opened within our bounds, not decoded here
+        for rows in dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS):
+            yield from table.rows(rows.to_pylist())
+        return
     for batch in dataset.with_format(None).iter(batch_size=_BATCH_ROWS):
         columns = list(batch)
         yield from table.rows(
