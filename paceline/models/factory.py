@@ -38,7 +38,8 @@ from paceline.models.quantized_linear import check_quantisable, convert_to_fp8, 
 from paceline.models.recurrent_layers import keep_documents_apart
 from paceline.models.role_module import RoleModule
 from paceline.models.special_tokens import forget_defaults
-from paceline.models.vision.whole_model import text_model
+from paceline.models.vision.unreached import freeze_unreached
+from paceline.models.vision.whole_model import text_model, vision_parameters
 from paceline.plan.features.freezing import ALL_TRAINED, Freezing
 from paceline.plan.model.kernels import head_chunk_bytes
 from paceline.plan.plan import AdapterSpec
@@ -106,6 +107,7 @@ class HFModelFactory:
 
     def __post_init__(self) -> None:
         self.fp8 = self.fp8 and not self.frozen
+        self._unreached = ""
         self.weights = WeightsSource(
             self.model,
             self.role,
@@ -219,6 +221,8 @@ class HFModelFactory:
             pooler.requires_grad_(False)
         selectors = freeze_selectors(hf)
         use_compressors(hf)
+        if not self.frozen and any(p.requires_grad for _, p in vision_parameters(hf)):
+            self._unreached = freeze_unreached(hf, self.weights.unreached())
         if self.master_dtype == torch.float64:
             compute_in_float64(hf)
         if self.frozen:
@@ -241,6 +245,8 @@ class HFModelFactory:
         notes = dict[str, str]()
         if self.master_dtype == torch.bfloat16:
             notes["precision"] = "bfloat16 weights and activations, no fp32 master weights"
+        if self._unreached:
+            notes["vision"] = self._unreached
         if self.fp8:
             notes["fp8"] = f"{self._converted} linear layers, by torchao"
         return notes

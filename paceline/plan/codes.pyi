@@ -254,6 +254,8 @@ class _PLAN_VISION_FAMILY(CodeName):
         where: str = "",
         found: str = "",
         *,
+        family: object,
+        why: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...

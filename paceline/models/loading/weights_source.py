@@ -48,6 +48,7 @@ from paceline.models.loading.multimodal import load_text, whole_model
 from paceline.models.loading.quantized_folder import load_dequantised, quantised_folder
 from paceline.models.loading.resize_embeddings import resize_embeddings, vocabulary_names
 from paceline.models.loading.sharded_loading import folder_slices
+from paceline.models.vision.unreached import unreached
 from paceline.models.vision.whole_model import attention_of_parts
 from paceline.plan.model.family import family_of, text_part
 from paceline.plan.model.files.safetensors_headers import stored
@@ -124,7 +125,7 @@ class WeightsSource:
     def takes_attention(self) -> bool:
         """Whether the class takes a registered attention function, or keeps documents apart otherwise."""
         apart = self.kind.__module__.startswith("transformers.models.") and separated(
-            str(self.own_config.model_type)
+            str(self.own_config.get_text_config().model_type)
         )
         return apart or bool(getattr(self.kind, "_supports_attention_backend", False))
 
@@ -204,6 +205,10 @@ class WeightsSource:
         with torch.random.fork_rng(devices=[]):  # on the CPU: the same on every rank, device and thread count
             torch.manual_seed(self.seed)
             return from_config(self.auto, self.config(sized=True), attention, code_options(self.model)), None
+
+    def unreached(self) -> frozenset[str]:
+        """Return the parameters of a whole model's tower that no image reaches."""
+        return unreached(self._skeleton(sized=True)) if self.vision else frozenset()
 
     def account(self) -> FolderTensors | None:
         """Return the use of every tensor of the folder, without loading it. None without a folder, and for a

@@ -71,8 +71,10 @@ class VisionChoice:
         if self.shape is not None and not self.composite:
             yield codes.PLAN_VISION_NO_TOWER(KEY, "true", family=self.shape.model_type)
             return
-        if self.composite and not composites()[self.composite].pixels:
-            yield codes.PLAN_VISION_FAMILY(self.key, self.composite)
+        composite = composites().get(self.composite)
+        if composite is not None and not composite.pixels:
+            why = composite.no_images
+            yield codes.PLAN_VISION_FAMILY(self.key, self.composite, family=self.composite, why=why)
         training, spec = job.training, job.algorithm
         if training.learning_rates is not None and (self.shape is None or not training.learning_rate):
             why = "the model is not on this machine" if self.shape is None else "training.learning_rate is 0"

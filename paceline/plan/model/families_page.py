@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from paceline.plan.model.family import Family, composites, encoders, families, verdicts_of
+from paceline.plan.model.family import Composite, Family, composites, encoders, families, verdicts_of
 
 
 def page() -> str:
@@ -141,21 +141,25 @@ def _experts_and_parts(table: Mapping[str, Family]) -> Iterator[str]:
         "## Language models within others",
         "",
         (
-            "Of a model with a vision tower the language model is trained, on text, as its family's causal"
+            "On rows with images a model with a vision tower is trained whole, where the last column says"
+            " `trains`: losses and gradients of a row of several documents are Transformers' own of each."
+        ),
+        (
+            "On text alone the language model is trained as its family's causal"
             " class; all other tensors (the tower, its projector, further"
         ),
         (
             "prediction heads of any model) are copied unchanged into an export, which the class with all"
             " parts loads. Where the causal class is refused below, so is the"
         ),
-        "whole. Rows with images are refused. An adapter is exported merged (`--merge`) or alone, for",
+        "whole. An adapter is exported merged (`--merge`) or alone, for",
         "peft on the class with all parts; a run starts from such an adapter, too. A generation server",
         "is refused.",
         "",
-        "| `model_type` | language model |",
-        "| --- | --- |",
+        "| `model_type` | language model | images |",
+        "| --- | --- | --- |",
         *(
-            f"| {kind} | {family.text or 'as its `text_config` says'} |"
+            f"| {kind} | {family.text or 'as its `text_config` says'} | {_images(family)} |"
             for kind, family in sorted(composites().items())
         ),
         "",
@@ -179,6 +183,11 @@ def _refused(table: Mapping[str, Family]) -> Iterator[str]:
             if row.refused and kind not in composites() and kind not in encoders()
         ),
     )
+
+
+def _images(family: Composite) -> str:
+    """Return whether images train, or why not."""
+    return "trains" if family.pixels else f"refused: {family.no_images}"
 
 
 def _plain(why: str) -> str:

@@ -150,7 +150,8 @@ class Composite:
     - ``values``: fixed behaviour of its class, as values of the causal class's config
     - ``tower``: modules (or parameters) that read images, by their paths in the trunk
     - ``projector``: those that bring the tower's features to the text; they may lie within the tower
-    - ``pixels``: the form of its tower's inputs (``models.vision.dummy_image``); empty: images cannot train
+    - ``pixels``: the form of its tower's inputs (``models.vision.dummy_image``); empty: images cannot train,
+      and ``no_images`` says why
     - ``both_ways``: layers of the language model where the tokens of an image see each other: ``all``, or
       ``windows``, those with a window, if its ``use_bidirectional_attention`` is ``vision``; empty: none
     """
@@ -161,6 +162,7 @@ class Composite:
     tower: tuple[str, ...] = ("vision_tower",)
     projector: tuple[str, ...] = ("multi_modal_projector",)
     pixels: str = ""
+    no_images: str = "nobody has tried its tower"
     both_ways: str = ""
 
     @property
@@ -296,13 +298,14 @@ def composite_of(config: Mapping[str, Json]) -> Composite | None:
 
 
 IN_WINDOWS = "windows"
+OF_IMAGES = "vision"  # a value of ``use_bidirectional_attention``: texts alone are causal
 
 
 def both_ways(config: Mapping[str, Json]) -> str:
     """Return ``Composite.both_ways`` of a ``config.json``; empty if tokens of an image see earlier ones
     only."""
     composite = composites().get(str(config.get("model_type")), Composite())
-    set_so = text_part(config).get("use_bidirectional_attention") == "vision"
+    set_so = text_part(config).get("use_bidirectional_attention") == OF_IMAGES
     return composite.both_ways if composite.both_ways != IN_WINDOWS or set_so else ""
 
 

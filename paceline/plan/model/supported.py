@@ -12,7 +12,15 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
 from paceline.plan import codes
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.family import composite_of, families, family_of, supported, text_part, usual
+from paceline.plan.model.family import (
+    OF_IMAGES,
+    composite_of,
+    families,
+    family_of,
+    supported,
+    text_part,
+    usual,
+)
 from paceline.plan.model.shape import PADDED, ModelShape
 from paceline.plan.plan import AdapterSpec, Plan
 
@@ -62,7 +70,8 @@ def obstacle(config: Mapping[str, Json]) -> str | None:
         return f"model_type {kind} has layers that carry state across tokens ({', '.join(other)})"
     if config.get("attention_chunk_size"):
         return f"model_type {kind} uses chunked attention"
-    both_sides = config.get("is_causal") is False or config.get("use_bidirectional_attention")
+    ways = config.get("use_bidirectional_attention")
+    both_sides = config.get("is_causal") is False or (ways and ways != OF_IMAGES)
     if both_sides and not family_of(kind).encoder:
         return f"model_type {kind} is set to bidirectional attention"
     if family_of(kind).rows == "padded":

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from paceline.models.vision.positions import VisionPositions
+from paceline.plan.model.family import image_family
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.images import Images
 
@@ -51,6 +52,8 @@ class VisionRows:
         self.random = torch.Generator().manual_seed(seed)
         self.positions = VisionPositions.of(hf.config.to_dict())
         self.seed = seed
+        record = image_family(hf.config.model_type)
+        self.joined = 0 if record is None else record.joined
 
     def document(self, images: int, words: int = 7) -> Document:
         """Words, then each image's tokens between further words."""
@@ -58,14 +61,16 @@ class VisionRows:
         if not images:
             return Document(text[0], None, ())
         self.seed += 1
-        made = self.processor(images=pictures(images, self.seed), return_tensors="pt")
-        inputs = {k: v for k, v in made.items() if isinstance(v, Tensor)}
+        drawn = pictures(images, self.seed)
+        made = self.processor(images=[drawn] if self.joined else drawn, return_tensors="pt")
+        taken = inspect.signature(self.hf.base_model.get_image_features).parameters
+        inputs = {k: torch.as_tensor(v) for k, v in made.items() if k in taken}
         with torch.no_grad():
             counts = self._counts(inputs)
         token = self.config.image_token_id
         parts = [text[0]]
-        for count, after in zip(counts, text[1:], strict=True):
-            parts += [torch.full((count,), token), after]
+        for i, count in enumerate(counts):
+            parts += [torch.full((count,), token), text[1 + i % images]]
         return Document(torch.cat(parts), inputs, counts)
 
     def _words(self, count: int) -> Tensor:
@@ -100,7 +105,7 @@ class VisionRows:
         with_images = [d.inputs for d in documents if d.inputs is not None]
         if not with_images:
             return None
-        inputs = {name: torch.cat([x[name] for x in with_images]) for name in with_images[0]}
+        inputs = {name: joined([x[name] for x in with_images], self.joined) for name in with_images[0]}
         inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
         places = (ids == self.config.image_token_id).nonzero().squeeze(1)
         positions = None
@@ -110,6 +115,20 @@ class VisionRows:
             each = [self.positions(d.ids.numpy(), grid) for d, grid in zip(documents, grids, strict=True)]
             positions = torch.from_numpy(np.concatenate(each, axis=1))[:, None]
         return Images.of(inputs, places, tuple(c for d in documents for c in d.counts), positions)
+
+
+def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """The tensors along ``dim``, padded with zeros to the largest of them in the other dimensions."""
+    if parts[0].dim() == 1:
+        return torch.cat(list(parts))
+    size = [max(x.shape[d] for x in parts) for d in range(parts[0].dim())]
+    padded = []
+    for x in parts:
+        wanted = [x.shape[d] if d == dim else n for d, n in enumerate(size)]
+        new = x.new_zeros(wanted)
+        new[tuple(slice(n) for n in x.shape)] = x
+        padded.append(new)
+    return torch.cat(padded, dim)
 
 
 def loss_alone(hf: Any, documents: Sequence[Document]) -> Tensor:

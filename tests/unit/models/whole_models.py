@@ -32,6 +32,8 @@ def whole_config(kind: str) -> Any:
     text = {**tiny_config(composites()[kind].text or text_kind), "model_type": text_kind}
     if composites()[kind].text:
         rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+        if kind.startswith("glm4"):  # as their folders say
+            rope |= {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
         text["rope_parameters"] = rope
     parts: dict[str, Any] = {"text_config": text}
     for name in set(CONFIG_MAPPING[kind].sub_configs) - {"text_config"}:

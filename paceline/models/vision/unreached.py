@@ -1,0 +1,59 @@
+"""Parameters of a tower that no image reaches: a pooling head that nothing reads, layers behind the one whose
+features are taken. They get no gradient, so they cannot be trained.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.models.vision.dummy_image import WHOLE_PICTURES, dummy_image
+from paceline.models.vision.tower import features_of
+from paceline.models.vision.whole_model import vision_parameters
+from paceline.plan.model.family import composites
+
+if TYPE_CHECKING:
+    from paceline.protocols.model import HFModel
+
+
+def unreached(skeleton: HFModel) -> frozenset[str]:
+    """Return the names of the parameters that get no gradient from the features of an image.
+
+    ``skeleton``: the whole model on meta. Towers whose shapes depend on values cannot run there; those of
+    the supported families use all their parameters (``tests/unit/models/test_vision_forward.py``).
+    """
+    config = skeleton.config
+    if composites()[str(config.model_type)].pixels not in WHOLE_PICTURES:
+        return frozenset()
+    image = dummy_image(config, torch.device("cpu"), torch.float32)
+    inputs = {n: x.to("meta") if x.is_floating_point() else x for n, x in image.items()}
+    with torch.enable_grad():
+        output = skeleton.base_model.get_image_features(**inputs, return_dict=True)
+        total = torch.stack([x.sum() for x in features_of(output)]).sum()
+        parameters = dict(vision_parameters(skeleton))
+        grads = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    return frozenset(name for name, grad in zip(parameters, grads, strict=True) if grad is None)
+
+
+def freeze_unreached(hf: HFModel, names: frozenset[str]) -> str:
+    """Freeze those parameters of ``hf``, and adapters on them; return a note, empty if none was trained."""
+    frozen, others = list[str](), set[str]()
+    for name, parameter in vision_parameters(hf):
+        base, adapter, _ = name.partition(".lora_")
+        plain = f"{base}.weight" if adapter else name.replace(".base_layer.", ".")
+        if plain not in names:
+            others |= _prefixes(plain)
+        elif parameter.requires_grad:
+            parameter.requires_grad_(False)
+            frozen.append(plain)
+    if not frozen:
+        return ""
+    whole = {min((p for p in _prefixes(name) - others), key=len) for name in frozen}
+    return f"no image reaches {', '.join(sorted(whole))}: {len(frozen)} tensors frozen"
+
+
+def _prefixes(name: str) -> set[str]:
+    """Return the name of a parameter and of every module that it is in."""
+    parts = name.split(".")
+    return {".".join(parts[: i + 1]) for i in range(len(parts))}
