@@ -25,6 +25,7 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.loading.model_source import load_hf_config
 from paceline.models.parallel import pipeline_stages
 from paceline.models.parallel.tensor_parallel import how_cut
+from paceline.models.vision.whole_model import text_model
 from paceline.plan.algorithms.rollout import any_answers
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.model.files.unusual_config import impossible, unusual
@@ -110,7 +111,7 @@ def _frequencies(config: Config, plan: Plan, root: RootModule) -> None:
     """Reject rotary frequencies that are not finite, as from a base or a factor of zero."""
     kinds = {
         type(m)
-        for m in root.hf.modules()
+        for m in text_model(root.hf).modules()
         if type(m).__module__.startswith("transformers.")
         and type(m).__name__.endswith("RotaryEmbedding")
         and not isinstance(m, DocumentRope)
