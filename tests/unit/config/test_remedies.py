@@ -147,6 +147,8 @@ TRAINED: tuple[Tree, ...] = (
 LATER = {
     *("plan.adapter_strategy", "plan.quantised_strategy", "plan.balance_loss_split", "plan.too_few_devices"),
     *("plan.fastest_unknown", "prec.bf16_weights", "prec.fp8", "rollout.groups", "strategy.deepspeed_fp16"),
+    *("plan.adapter_experts", "plan.fastest_nothing", "prec.full_eval"),
+    "back.nccl_cpu",  # the backend of another device, once use_cpu is the remedy
 }
 
 
