@@ -19,18 +19,20 @@ from vision_models import FAMILIES, write_vision_folder
 
 from paceline.models.factory import HFModelFactory
 from paceline.models.role_module import RoleModule
+from paceline.plan.features.freezing import Freezing
 from paceline.plan.model.family import composites
 from paceline.plan.plan import AdapterSpec
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
 
 NLL = frozenset({Output.NLL})
+EVERY = Freezing(unfreeze=("^",))  # the tower, too
 SEEN = (0, 1, 3, 0)  # images of each document
 
 
 def whole(folder: Path, **options: Any) -> RoleModule:
     """The folder's model with its tower, all of it trained."""
-    return HFModelFactory(Source(name_or_path=str(folder)), vision=True, **options)().train()
+    return HFModelFactory(Source(name_or_path=str(folder)), vision=True, freezing=EVERY, **options)().train()
 
 
 def alone(folder: Path, dtype: torch.dtype) -> Any:
@@ -118,7 +120,7 @@ def compared(folder: Path, dtype: torch.dtype, near: float, **options: Any) -> N
 @pytest.mark.parametrize(("kind", "gathers"), swept([(k, g) for k in FAMILIES for g in (True, False)], 5))
 def test_a_row_without_images_touches_every_parameter(kind: str, gathers: bool, tmp_path: Path) -> None:
     folder = write_vision_folder(tmp_path, kind)
-    build = HFModelFactory(Source(name_or_path=str(folder)), vision=True)
+    build = HFModelFactory(Source(name_or_path=str(folder)), vision=True, freezing=EVERY)
     module = build(BuildOptions(fused=not gathers)).train()
     rows = VisionRows(folder, module.hf)
     documents = [rows.document(0), rows.document(0)]
