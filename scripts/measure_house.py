@@ -91,6 +91,10 @@ EDGES: Mapping[str, str] = {
         ("plan/model/files/folder_check.py", "plan/model/files/safetensors_headers.py"),
         "headers and indices of safetensors files",
     ),
+    **dict.fromkeys(
+        ("plan/images/layouts.py", "plan/images/settings.py", "plan/images/tiles.py"),
+        "settings of a model's image processor",
+    ),
     "plan/features/peft_settings.py": "peft's adapter_config.json",
     "plan/model/files/pooling.py": "configs of a sentence-transformers folder",
     "training/preflight/generation_servers.py": "answers of generation servers",

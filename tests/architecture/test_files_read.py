@@ -51,6 +51,7 @@ OWN = {
     "data/file_digests.py": "a block of a file whose kind is known, and Paceline's own notes",
     "data/prepare/epoch_lengths.py": "what this run's own start wrote",
     "data/prepare/main.py": "what this run's own start wrote",
+    "data/images/open_image.py": "the bytes of a picture, in memory",
     "data/dataset_store.py": "prepared data, which Paceline wrote",
     "data/chat_template/template_texts.py": "Paceline's own templates, and a template that is a file",
 }

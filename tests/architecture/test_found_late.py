@@ -139,6 +139,7 @@ LATE = {
         checkpoint.disk_full checkpoint.housekeeping checkpoint.io checkpoint.no_snapshot
         checkpoint.permission checkpoint.read_only checkpoint.save_failed
         checkpoint.unreadable data.cache_damaged data.cache_rebuilt data.worker_died rollout.server_weights
+        data.image_changed
         run.checkpoint_gone run.folder_gone run.result_lost runlog.events_lost runlog.lost
         training.nothing_left training.out_of_memory
         training.plan_file training.plan_ranks training.system_refused
@@ -167,6 +168,8 @@ LATE = {
         data.template_not_incremental
         data.template_refused data.too_long data.tool_calls data.tools data.turn_weight data.unknown_role
         data.unknown_field
+        data.image_bomb data.image_count data.image_cut data.image_damaged data.image_kind data.image_mark
+        data.image_missing data.image_outside data.image_shape data.image_url
     """
     ),
     "notes about what was read or chosen, which refuse nothing": (
@@ -199,7 +202,9 @@ LATE = {
 ASKED = {"sec.trust_remote_code": "unpinned"}
 
 # Could be known before the start, and is not yet: code → what it takes.
-TO_BE_MOVED: dict[str, str] = {}
+TO_BE_MOVED: dict[str, str] = {
+    "data.image_family data.image_package data.image_token": "a look at the processor with vision on",
+}
 
 
 @cache

@@ -25,6 +25,7 @@ from paceline.data.images.pixel_cache import PixelCache
 from paceline.data.images.processor import ImageMarks, ImageProcessor, Inputs
 from paceline.data.images.table import BYTES, IN_FILE, ImageTable, StoredImage
 from paceline.data.rows.values import RowError
+from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 from paceline.models.vision.positions import VisionPositions
 from paceline.protocols.images import Images
 
@@ -152,10 +153,8 @@ class ImageLoader:
 
 def image_loader(table: ImageTable, settings: ImageSettings, config: Config, prepared: Path) -> ImageLoader:
     """Return the loader of the pictures of the data set in the folder ``prepared``. Raises DataError."""
-    from transformers import AutoTokenizer
-
     data, processor = config.data, ImageProcessor(settings)
-    marks = ImageMarks(settings.family, AutoTokenizer.from_pretrained(prepared / TOKENIZER))
+    marks = ImageMarks(settings.family, open_tokenizer(TokenizerSpec(str(prepared / TOKENIZER))))
     folder = prepared.parents[1] / "pixels"
     cache = PixelCache.of(folder, settings.identity()) if data.image_cache == "disk" else None
     of_model = config_of(config.model)

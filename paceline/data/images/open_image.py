@@ -146,8 +146,8 @@ def _frames(picture: Image) -> int:
 def _shown(where: str, error: Exception, data: bytes = b"x") -> str:
     if not data:
         return f"{where or 'a picture'} is empty"
-    said_by_pillow = str(error).split(" <")[0][:120] or type(error).__name__
-    return f"{where or 'a picture'}: {said_by_pillow}"
+    why = str(error).split(" <")[0][:120] or type(error).__name__
+    return f"{where or 'a picture'}: {why}"
 
 
 @cache

@@ -18,7 +18,7 @@ _NAMED_BY = ("image", "image_url", "url", "path", "base64", "source", "data", "b
 #: <image> takes the next picture of the row (LLaVA, LLaMA-Factory, ms-swift); <img>PATH</img> names its own.
 _TAG = re.compile(r"<image>|<img>(.*?)</img>", re.DOTALL)
 #: Columns of texts in the order in which their marks take pictures; the answers of a pair begin anew.
-_ASKED = (
+_QUESTIONS = (
     *("system", "history", "messages", "conversations", "prompt", "instruction", "input", "query"),
     *("question", "text", "sentence", "content", "review", "document"),
 )
@@ -33,22 +33,24 @@ def with_slots(row: Row, columns: Mapping[str, str]) -> tuple[Row, list[RowImage
     """
     given = [name for name in IMAGE_COLUMNS if not is_empty(row.get(columns.get(name, name)))]
     listed = [image for name in given for image in images_in(row[columns.get(name, name)])]
-    finder, rest = _Finder(listed), {key: value for key, value in row.items() if key not in _held(columns)}
+    writer, rest = (
+        _SlotWriter(listed),
+        {key: value for key, value in row.items() if key not in _held(columns)},
+    )
     texts = {name: columns[name] for name in columns if name not in IMAGE_COLUMNS and columns[name] in rest}
-    asked = sorted((n for n in texts if n not in _COMPARED), key=_order)
-    for name in asked:
-        rest[texts[name]] = finder.replaced(rest[texts[name]])
-    after, most = finder.taken, finder.taken
+    for name in sorted((n for n in texts if n not in _COMPARED), key=_order):
+        rest[texts[name]] = writer.replaced(rest[texts[name]])
+    after, most = writer.taken, writer.taken
     for name in (n for n in _COMPARED if n in texts):
         value = rest[texts[name]]
-        finder.taken = 0 if _begins_conversation(value) else after
-        rest[texts[name]] = finder.replaced(value)
-        most = max(most, finder.taken)
-    if finder.listed and not most:
-        _put_first(rest, texts, "".join(map(slot, range(finder.listed))))
-    elif most != finder.listed:
-        raise RowError("image_count", f"{most} marks, {finder.listed} pictures")
-    return rest, finder.images
+        writer.taken = 0 if _begins_conversation(value) else after
+        rest[texts[name]] = writer.replaced(value)
+        most = max(most, writer.taken)
+    if writer.listed and not most:
+        _put_first(rest, texts, "".join(map(slot, range(writer.listed))))
+    elif most != writer.listed:
+        raise RowError("image_count", f"{most} marks, {writer.listed} pictures")
+    return rest, writer.images
 
 
 def _held(columns: Mapping[str, str]) -> set[str]:
@@ -56,11 +58,11 @@ def _held(columns: Mapping[str, str]) -> set[str]:
 
 
 def _order(name: str) -> int:
-    return _ASKED.index(name) if name in _ASKED else len(_ASKED)
+    return _QUESTIONS.index(name) if name in _QUESTIONS else len(_QUESTIONS)
 
 
 @dataclass
-class _Finder:
+class _SlotWriter:
     """``images``: the row's own, then those that marks name; ``taken``: how many of the first marks took."""
 
     images: list[RowImage]
@@ -117,8 +119,8 @@ def _role(turn: Mapping[str, Cell]) -> str:
 
 def _put_first(row: dict[str, Cell], texts: Mapping[str, str], slots: str) -> None:
     """Put slots before the first question. Raises RowError if there is none."""
-    asked = (*(n for n in _ASKED if n in texts and n not in ("system", "history")), *texts)
-    for name in dict.fromkeys(asked):
+    names = (*(n for n in _QUESTIONS if n in texts and n not in ("system", "history")), *texts)
+    for name in dict.fromkeys(names):
         if (value := _with_first(row.get(texts[name]), slots)) is not None:
             row[texts[name]] = value
             if name not in _COMPARED:
@@ -139,8 +141,8 @@ def _with_first(value: Cell, slots: str) -> Cell:
             key = "content" if "content" in turn else "value"
             content = turn.get(key)
             before: Cell = [{"type": "text", "text": slots}, *content] if isinstance(content, list) else None
-            asked = {**turn, key: slots + str(content or "") if before is None else before}
-            return [*turns[:number], asked, *turns[number + 1 :]]
+            question = {**turn, key: slots + str(content or "") if before is None else before}
+            return [*turns[:number], question, *turns[number + 1 :]]
     return None
 
 

@@ -92,8 +92,8 @@ class Example:
         """
         seen = [image.digest for image in self.images]
         if not self.messages:
-            asked = self.text[: self.begin] or "\n".join(filter(None, (self.text, self.pair)))
-            return "\n".join((asked, *seen)) if seen else asked
+            text = self.text[: self.begin] or "\n".join(filter(None, (self.text, self.pair)))
+            return "\n".join((text, *seen)) if seen else text
         turns: list[str] = []
         for number, message in enumerate(self.messages):
             if message["role"] == "assistant" and number >= self.learn_from:
