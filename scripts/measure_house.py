@@ -81,6 +81,7 @@ EDGES: Mapping[str, str] = {
             "plan/model/quantized_weights.py",
             "plan/model/shrink.py",
             "plan/model/supported.py",
+            "plan/model/tower.py",
             "plan/model/files/unusual_config.py",
             "plan/model/read_config.py",
             "training/preflight/named_models.py",

@@ -276,7 +276,7 @@ def trained_part(shape: ModelShape, freezing: Freezing) -> TrainedPart:
     """Return the trained part of a model of ``shape``."""
     if not freezing:
         return TrainedPart()
-    listed = parameters_of(shape)
+    listed = parameters_of(replace(shape, whole=False))  # each token meets the text alone
     names = freezing.trained(p.name for p in listed)
     trained = [p for p in listed if p.name in names]
     embedding = any(p.name in names for p in takewhile(lambda p: p.layer is None, listed))
@@ -312,8 +312,9 @@ def freezing_decisions(shape: ModelShape | None, freezing: Freezing) -> Iterator
         )
     if not freezing.patterns or shape is None:
         return
-    whole = sum(p.numel for p in parameters_of(shape))
-    trained = round(trained_part(shape, freezing).share * whole)
+    listed = parameters_of(shape)
+    names, whole = freezing.trained(p.name for p in listed), sum(p.numel for p in listed)
+    trained = sum(p.numel for p in listed if p.name in names)
     yield Decision(
         FREEZE if freezing.freeze else UNFREEZE,
         f"{human_count(trained)} of {human_count(whole)} parameters are trained",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,9 +12,10 @@ from paceline.config.schema import Config, field_of
 from paceline.config.sections.model import AUTO
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
+from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.family import PROJECTOR, VISION, composites
+from paceline.plan.model.family import PROJECTOR, VISION, composites, in_part
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision
 
@@ -94,11 +97,28 @@ class VisionChoice:
         by_part = {part: whole if rate is None else rate for part, rate in given.items()}
         return {path: by_part[part] / whole for path, part in composites()[self.composite].parts.items()}
 
+    def _sizes(self) -> str:
+        """Return the parameters of the parts, and what a picture costs."""
+        if self.shape is None or self.shape.tower is None:
+            return "; the parameters of its tower are not counted: their layout is not known"
+        tower, count = self.shape.tower, Counter[str]()
+        parts = composites()[self.composite].parts
+        for name, size in tower.tensors():
+            count[parts[in_part(name, parts)]] += math.prod(size)
+        side = tower.pixels
+        return (
+            f" ({human_count(count[VISION])} parameters, {human_count(count[PROJECTOR])} and"
+            f" {human_count(self.shape.num_parameters - count.total())}); a picture of {side} × {side} is"
+            f" {tower.patches:,} patches, {tower.flops() / 1e12:.3g} TFLOP forward"
+        )
+
     def decisions(self) -> Iterator[Decision]:
         """Yield the decision about a model that also reads images, and keys that act on images alone."""
         if self.on:
             why = "as configured" if self.configured else "rows have images"
-            yield Decision(KEY, "on", f"{why}: tower, projector and language model are one trained model")
+            yield Decision(
+                KEY, "on", f"{why}: tower, projector and language model are one model{self._sizes()}"
+            )
         elif self.composite:
             why = "as configured" if self.configured else "no data set has images in its first rows"
             yield Decision(KEY, "off", f"{why}: of {self.composite} the language model alone is trained")

@@ -276,7 +276,7 @@ def supported() -> tuple[str, ...]:
 
 _BESIDE = (
     *("vision", "visual", "audio", "speech", "image", "mm_projector", "multi_modal_projector"),
-    *("multimodal_projector", "embed_vision", "mtp"),
+    *("multimodal_projector", "embed_vision", "connector", "mtp"),
 )
 
 

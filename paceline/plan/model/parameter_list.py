@@ -123,9 +123,11 @@ def parameters_of(shape: ModelShape) -> tuple[Parameter, ...]:
     """Return all parameters in the order of ``named_parameters()``, tied ones once.
 
     They come from the class's listing if it was queried; else from the family's record, with a Llama's for an
-    unknown family. A trunk without a head has names without its prefix.
+    unknown family. A trunk without a head has names without its prefix. A whole model's tower comes last.
     """
     listed = _parameters(shape)
+    if shape.whole and shape.tower is not None:
+        return (*listed, *(Parameter(f"model.{name}", size) for name, size in shape.tower.tensors()))
     if not (shape.scalar_head and shape.head_outputs == 0):
         return listed
     kept = [p for p in listed if not shape.family.in_head(p.name, beside_trunk=True)]
@@ -296,6 +298,17 @@ def with_counts(shape: ModelShape) -> ModelShape:
     matmul = shape.head_outputs * shape.hidden_size if shape.scalar_head else shape.vocab * shape.hidden_size
     matmul += sum(visited(shape, parameter) for parameter in listed if is_multiplied(parameter))
     return replace(shape, num_parameters=sum(p.numel for p in listed), matmul_parameters=matmul)
+
+
+def with_tower(shape: ModelShape) -> ModelShape:
+    """Return the shape of the whole model, counted with its tower if its layout is known."""
+    if shape.tower is None:
+        return shape
+    tensors = list(shape.tower.tensors())
+    left = max(0, shape.carried - len(tensors))
+    share = left / shape.carried if shape.carried else 0.0
+    whole = replace(shape, whole=True, carried=left, carried_bytes=round(shape.carried_bytes * share))
+    return with_counts(whole)
 
 
 def tally_of(shape: ModelShape) -> ParameterTally:

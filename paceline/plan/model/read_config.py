@@ -27,6 +27,7 @@ from paceline.plan.model.parameter_list import counted, with_counts
 from paceline.plan.model.quantized_weights import plain_config, quantised_base
 from paceline.plan.model.shape import PACKED, PADDED, ModelShape, config_coefficient, latent_of, mixture_of
 from paceline.plan.model.supported import obstacle, unsupported
+from paceline.plan.model.tower import tower_of
 
 if TYPE_CHECKING:
     from paceline.config.sections.model import ModelSection
@@ -37,7 +38,7 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
 
     Raises ConfigError for missing or impossible sizes.
     """
-    composite = str(config.get("model_type")) if composite_of(config) else ""
+    composite, whole = str(config.get("model_type")) if composite_of(config) else "", config
     config = text_part(config)
     family = str(config.get("model_type") or "")
     if not family:
@@ -64,7 +65,8 @@ def shape_from_config(config: Mapping[str, Json], where: str = "model.config") -
                 hint="; ".join(f"{SIZE_NAMES[name][0]}: …" for name in missing) + near,
             )
         )
-    return replace(_build(family, sizes, config, where), composite=composite)
+    tower = tower_of(whole, sizes["hidden_size"]) if composite else None
+    return replace(_build(family, sizes, config, where), composite=composite, tower=tower)
 
 
 def scoring(shape: ModelShape, outputs: int = 1) -> ModelShape:

@@ -10,6 +10,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json
 from paceline.plan import codes
 from paceline.plan.model.family import Family, family_of
+from paceline.plan.model.tower import Tower
 from paceline.plan.plan_json import UNLESS_DEFAULT
 
 PACKED, PADDED = "packed", "padded"  # how the documents of a row are kept apart
@@ -231,6 +232,8 @@ class ModelShape:
     - ``carried``: tensors of its folder that are not trained
     - ``composite``: type of the model with further parts of which this is the language model (empty: it is
       all)
+    - ``tower``: that model's vision tower and projector, if their layout is known
+    - ``whole``: they are counted
     - ``quantised``: how its folder's weights are quantized (empty: they are not), ``dequantised_bytes``:
       their size in bfloat16, and ``file_bytes``: that of the folder's tensors
     - ``resized``: ``vocab`` counts rows beyond its folder's
@@ -270,6 +273,8 @@ class ModelShape:
     carried: int = field(default=0, metadata=UNLESS_DEFAULT)
     carried_bytes: int = field(default=0, metadata=UNLESS_DEFAULT)
     composite: str = field(default="", metadata=UNLESS_DEFAULT)
+    tower: Tower | None = field(default=None, metadata=UNLESS_DEFAULT)
+    whole: bool = field(default=False, metadata=UNLESS_DEFAULT)
     quantised: str = field(default="", metadata=UNLESS_DEFAULT)
     dequantised_bytes: int = field(default=0, metadata=UNLESS_DEFAULT)
     file_bytes: int = field(default=0, metadata=UNLESS_DEFAULT)

@@ -15,6 +15,7 @@ from paceline.plan.features.experts import expert_factors, is_adapted
 from paceline.plan.features.freezing import ALL_TRAINED, Freezing
 from paceline.plan.features.peft_settings import is_saved, is_target, rank_of, rotated
 from paceline.plan.mesh import Mesh
+from paceline.plan.model.family import beside_text
 from paceline.plan.model.parameter_list import (
     MAGNITUDE,
     Parameter,
@@ -46,6 +47,7 @@ _COLWISE = frozenset(
 _ROWWISE = frozenset({"o_proj", "down_proj", "dense", "fc2", "dense_4h_to_h"})
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 _NORM = re.compile(r"norm|ln_[12f]\b|ln_f", re.IGNORECASE)
+_LAYERS = 10**6  # more than any model has
 _VOCABULARY = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "lm_head.weight", "lm_head.bias")
 
 
@@ -212,7 +214,7 @@ def tp_share(piece: LocalTensor, tp: int, *, vocabulary: bool) -> LocalTensor:
     layer's experts are split by whole experts; embedding and head by vocabulary rows if ``vocabulary`` is
     True.
     """
-    if tp == 1:
+    if tp == 1 or beside_text(piece.name, _LAYERS):  # every rank has the whole tower
         return piece
     module, _, leaf = piece.name.rpartition(".")
     end = module.rpartition(".")[2]

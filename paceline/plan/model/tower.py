@@ -1,0 +1,176 @@
+"""The vision tower and projector of a model that reads images: parameters by name and shape, from its config.
+
+No torch. ``data/towers.json`` has the towers' lines, as ``parameters.json`` has those of language models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+
+from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.plan.plan_json import shipped_table
+
+Size = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A vision tower by its layout and sizes. ``layers``: of its encoder; ``merge``: patches of one token."""
+
+    layout: str
+    family: str
+    sizes: Mapping[str, int]
+
+    @property
+    def layers(self) -> int:
+        """Layers of the encoder."""
+        return self.sizes["layers"]
+
+    @property
+    def pixels(self) -> int:
+        """Width and height of a picture for examples: the tower's own, else 448."""
+        side = math.isqrt(self.sizes["grid"]) * self.sizes["p"]
+        return (
+            side
+            if 0 < side <= 1024
+            else 448 // (self.sizes["p"] * self.sizes["n"]) * self.sizes["p"] * self.sizes["n"]
+        )
+
+    @property
+    def patches(self) -> int:
+        """Patches of the picture of ``pixels``."""
+        return (self.pixels // self.sizes["p"]) ** 2
+
+    def flops(self) -> int:
+        """Return the forward FLOPs of tower and projector for the picture of ``pixels``.
+
+        A multiplication counts as two; attention is over all patches.
+        """
+        patches, hidden, merge = self.patches, self.sizes["h"], self.sizes["m"]
+        total = 4 * self.layers * hidden * patches * patches
+        for name, size in self.tensors():
+            if len(size) >= 2 and "position" not in name and "pos_embed" not in name:
+                rows = patches if ".layers." in name or ".layer." in name or ".blocks." in name else 0
+                first = ".patch" in name and not rows
+                total += 2 * math.prod(size) * (rows or (patches if first else -(-patches // merge)))
+        return total
+
+    def tensors(self) -> Iterator[tuple[str, Size]]:
+        """Yield names within the trunk and shapes, first of the tower, then of the projector."""
+        table = _towers()
+        for line in (*table.layouts[self.layout].lines, *table.projectors[self.family]):
+            yield from self._line(line)
+
+    def _line(self, line: str) -> Iterator[tuple[str, Size]]:
+        text, _, condition = line.partition(" ?")
+        name, *dims = text.split()
+        size = tuple(self._size(dim) for dim in dims)
+        holds = not condition or self.sizes[condition] > 0
+        named: list[tuple[str, Size]] = [(name, size)] if holds else []
+        if name.endswith(".*"):
+            named = [(f"{name[:-1]}weight", size), *([(f"{name[:-1]}bias", size[:1])] if holds else [])]
+        for mark, count in (("#", self.layers), ("@", self.sizes["deepstack"])):
+            if mark in name:
+                named = [(n.replace(mark, str(i), 1), s) for i in range(count) for n, s in named]
+        yield from named
+
+    def _size(self, dim: str) -> int:
+        terms = (term.split("*") for term in dim.split("+"))
+        return sum(math.prod(int(f) if f.isdigit() else self.sizes[f] for f in term) for term in terms)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """``sizes``: defaults of the config's class, where files leave them out; ``lines``: of tensors."""
+
+    sizes: Mapping[str, int]
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Towers:
+    """``towers``: model type → layout, unless its vision_config names one; ``projectors``: lines by type.
+
+    In a line ``#`` is the number of a layer and ``@`` of a further merger.
+    """
+
+    towers: Mapping[str, str]
+    layouts: Mapping[str, _Layout] = field(default_factory=dict)
+    projectors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+_towers = cache(partial(shipped_table, "towers", _Towers))
+
+
+def tower_of(config: Mapping[str, Json], text_size: int) -> Tower | None:
+    """Return the tower of a ``config.json`` beside a text of ``text_size``; None for one without a layout."""
+    family, table = str(config.get("model_type")), _towers()
+    vision = as_object(config.get("vision_config"))
+    layout = str(vision.get("model_type") or "")
+    layout = layout if layout in table.layouts else table.towers.get(family, "")
+    if layout not in table.layouts or family not in table.projectors:
+        return None
+    return Tower(layout, family, _sizes(config, {**table.layouts[layout].sizes, **vision}, text_size))
+
+
+def _sizes(config: Mapping[str, Json], vision: JsonObject, text_size: int) -> dict[str, int]:
+    """Return the sizes that lines name."""
+    hidden = _first(vision, "embed_dim", "hidden_size")
+    patch, channels = _first(vision, "patch_size"), _first(vision, "in_channels", "num_channels", "in_chans")
+    side, features = _first(vision, "image_size") // max(1, patch), config.get("vision_feature_layer")
+    merge = _merge(config, vision)
+    deep = vision.get("deepstack_visual_indexes")
+    qk, relative = bool(vision.get("use_qk_norm")), vision.get("use_absolute_position_embeddings")
+    return {
+        "h": hidden,
+        "i": _first(vision, "intermediate_size") or hidden * _first(vision, "mlp_ratio"),
+        "layers": _first(vision, "depth", "num_hidden_layers"),
+        "c": channels,
+        "p": patch,
+        "t": _first(vision, "temporal_patch_size"),
+        "n": math.isqrt(merge),
+        "m": merge,
+        "grid": side * side,
+        "places": _first(vision, "num_position_embeddings"),
+        "out": _first(vision, "out_hidden_size", "hidden_size"),
+        "text": text_size,
+        "deepstack": len(deep)
+        if isinstance(deep, list)
+        else _first(vision, "deepstack")
+        if deep is None
+        else 0,
+        "features": len(features) if isinstance(features, list) else 1,
+        "bias": int(config.get("multimodal_projector_bias") is not False),
+        "own_bias": int(config.get("multimodal_projector_bias") is True),
+        "head": _first(vision, "vision_use_head"),
+        "attention_bias": int(bool(vision.get("attention_bias"))),
+        "qk_norm": int(qk),
+        "layer_norm": int(vision.get("norm_type", "layer_norm") == "layer_norm"),
+        "mask": int(bool(vision.get("use_mask_token"))),
+        "absolute": int(bool(relative)),
+        "pin": _first(vision, "projector_input_dim"),
+        "pout": _first(vision, "projector_output_dim"),
+        "vod": _first(vision, "vision_output_dim"),
+    }
+
+
+def _merge(config: Mapping[str, Json], vision: JsonObject) -> int:
+    """Return how many patches become one token."""
+    side = vision.get("spatial_merge_size", config.get("spatial_merge_size", config.get("scale_factor")))
+    ratio = config.get("downsample_ratio", 0.5)
+    if side is None:
+        side = round(1 / ratio) if isinstance(ratio, (int, float)) and ratio > 0 else 2
+    return side * side if isinstance(side, int) else 4
+
+
+def _first(values: JsonObject, *names: str) -> int:
+    """Return the first of these values as a whole number (of a pair of equal ones, one); 0 without any."""
+    for name in names:
+        value = values.get(name)
+        value = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, (bool, int, float)):
+            return int(value)
+    return 0
