@@ -183,8 +183,8 @@ def train_fingerprint_of(
 ) -> str | None:
     """Return ``Prepared.train_fingerprint`` for local files, without preparing them.
 
-    None if something would be downloaded, or more than ``most_bytes`` read. Raises DataError for missing
-    files.
+    None if something would be downloaded, or pictures or more than ``most_bytes`` read. Raises DataError for
+    missing files.
     """
     train, evaluation = sets_of(data)
     sets = [*train, *evaluation]
@@ -192,7 +192,8 @@ def train_fingerprint_of(
     here = all(s.located.kind == "files" for s in sets) and name and Path(name).expanduser().is_dir()
     if not here or sum(total_bytes(s.located) for s in sets) > most_bytes:
         return None
-    return key_of(data, setup_of(data, model, kind), train, [], seed, cache_dir)
+    setup = setup_of(data, model, kind)
+    return None if setup.images else key_of(data, setup, train, [], seed, cache_dir)
 
 
 def key_of(
