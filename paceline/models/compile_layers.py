@@ -30,7 +30,8 @@ _GRAPHS = 64
 
 class CompiledLayers:
     """The compiled layers of one model. ``count``: how many there are; ``stateful``: how many run
-    uncompiled because they pass a state from token to token; ``refused``: why all do.
+    uncompiled because they pass a state from token to token; ``refused``: why all do; ``ahead``: whether
+    some micro-batches ran uncompiled, since tokens of an image see later ones.
     """
 
     def __init__(self, hf: HFModel, slot: AttentionContext, backend: str, mode: str | None) -> None:
@@ -38,7 +39,7 @@ class CompiledLayers:
         torch._dynamo.config.optimize_ddp = False
         # Transformers caches its questions about torch's version; traced, they are asked once a graph
         warnings.filterwarnings("ignore", r"Dynamo detected a call to a `functools\.lru_cache`", UserWarning)
-        self.count, self.stateful, self.refused = 0, 0, ""
+        self.count, self.stateful, self.refused, self.ahead = 0, 0, "", False
         self._slot, self._backend = slot, backend
         self._compile = partial(
             torch.compile, backend=backend, mode=mode, fullgraph=True, recompile_limit=_GRAPHS
@@ -60,14 +61,17 @@ class CompiledLayers:
         spent = torch._dynamo.utils.calculate_time_spent().get("total_wall_time", 0.0)
         seconds = f"; {spent:.0f} s in this process so far" if spent >= 1 else ""
         left = f"; {self.stateful} that pass a state from token to token uncompiled" if self.stateful else ""
-        return f"{self.count} decoder layers by torch.compile ({self._backend}){left}{seconds}"
+        ahead = "; micro-batches whose images' tokens see each other uncompiled" if self.ahead else ""
+        return f"{self.count} decoder layers by torch.compile ({self._backend}){left}{ahead}{seconds}"
 
     def _forward_of(self, layer: nn.Module) -> Callable[..., Any]:
         compiled = self._compile(MethodType(_own_forward(type(layer)), layer))
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             decodes = kwargs.get("past_key_values") is not None
-            if self.refused or decodes or (self._slot.current is None and self._slot.rows is None):
+            ahead = self._slot.current is not None and bool(self._slot.current.blocks)
+            self.ahead |= ahead
+            if self.refused or decodes or ahead or (self._slot.current is None and self._slot.rows is None):
                 return type(layer).forward(layer, *args, **kwargs)
             if getattr(layer, "gradient_checkpointing", False) and layer.training:
                 checkpointed: Callable[..., Any] = vars(layer)["_gradient_checkpointing_func"]

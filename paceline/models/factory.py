@@ -269,7 +269,8 @@ class HFModelFactory:
                 if tensor.dim() < 2 and tensor.is_floating_point():  # norms are probed too, and stay fp32
                     tensor.data = tensor.data.to(self.master_dtype)
             self.swap_kernels(hf, options)
-            kept = low_alone(hf.base_model, head_of(hf), self.compute_dtype, device)
+            kept = low_alone(text_model(hf).base_model, head_of(hf), self.compute_dtype, device)
+            kept |= {id(p) for _, p in vision_parameters(hf) if not p.requires_grad and p.dim() > 1}
             move_tensor_by_tensor(hf, device, self.master_dtype, kept, self.compute_dtype)
             return
         self.swap_kernels(hf, options, stand_in=device is None)

@@ -27,7 +27,7 @@ from paceline.models.lora.lora import Adapter, switched_off
 from paceline.models.module_tensors import persistent_buffers
 from paceline.models.recurrent_layers import has_state, how_kept_apart
 from paceline.models.shared_prefix import SharedPrompts, draws_at_random
-from paceline.models.vision.tower import VisionTower
+from paceline.models.vision.tower import TrunkInputs, VisionTower
 from paceline.models.vision.whole_model import text_model
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import RootModule
@@ -84,7 +84,7 @@ class RoleModule(RootModule):
         self.compute_dtype = compute_dtype
         self.notes_by_subject: dict[str, str] = {}  # changes after it was built, for ``notes``
         self.slot = AttentionContext()
-        self.vision = VisionTower.of(hf, gathers)
+        self.vision = VisionTower.of(hf, gathers, compute_dtype)
         text = text_model(hf)  # a tower's attention and layers are its class's own
         self.slot.attach(text)
         self.head = (
@@ -99,7 +99,7 @@ class RoleModule(RootModule):
         self.low_precision: LowPrecisionCopies | None = None
         if compute_dtype in (torch.bfloat16, torch.float16):
             self.low_precision = LowPrecisionCopies(
-                self.hf.base_model, head_of(hf), compute_dtype, not engine_casts, keeps_frozen
+                text.base_model, head_of(hf), compute_dtype, not engine_casts, keeps_frozen
             )
         by_length = any(
             isinstance(module, DocumentRope) for module in text.modules()
@@ -180,7 +180,7 @@ class RoleModule(RootModule):
         function); names do not change.
         """
         self._load.stop()
-        self._compiled = CompiledLayers(self.hf, self.slot, backend, mode)
+        self._compiled = CompiledLayers(text_model(self.hf), self.slot, backend, mode)
 
     def parallelize_head(self, vocabulary: Vocabulary) -> None:
         """Compute the head's losses through ``vocabulary`` (tensor parallelism)."""
@@ -234,20 +234,22 @@ class RoleModule(RootModule):
         trunk = self.hf.base_model
         mask = placeholder_mask(ids.device) if rows is None else rows.real.long()
         if self.encoder is not None:
-            inputs = self.encoder.arguments(batch, positions, rows)
+            of_encoder = self.encoder.arguments(batch, positions, rows)
             with without_pooler(trunk):
-                found: TrunkOutput = trunk(input_ids=ids, attention_mask=mask, **inputs)
+                found: TrunkOutput = trunk(input_ids=ids, attention_mask=mask, **of_encoder)
                 return found
-        images = None
+        inputs, types = TrunkInputs(input_ids=ids), dict[str, Tensor]()
         if self.vision is not None and batch.images is not None:
-            images = self.vision.features(batch.images)
+            if rows is not None:
+                ids, types = self.vision.in_rows(ids, rows.real)
+            inputs = self.vision.inputs(ids, batch.images)
         output: TrunkOutput = trunk(
-            input_ids=ids,
+            **inputs,
+            **types,
             position_ids=positions,
             attention_mask=mask,
             use_cache=False,
             **(_ROUTED if routed else {}),
-            **({} if images is None else {"mm_encoder_outputs": images}),
         )
         return output
 
@@ -313,6 +315,8 @@ class RoleModule(RootModule):
         offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
         with self._tied(batch), self.slot.padded_rows(layout), self._load.counting(batch, rows=rows):
             ids, positions = batch.input_ids[0][rows.index], offsets[None, :].expand(rows.index.shape)
+            if batch.images is not None and batch.images.position_ids is not None:
+                positions = batch.images.position_ids[:, 0][:, rows.index]
             output = self._trunk(batch, ids, positions, routed, rows)
         hidden = rows.unpad(output.last_hidden_state).unsqueeze(0)
         return hidden, self._sums(output, batch, rows=rows) if routed else None

@@ -152,6 +152,7 @@ class Composite:
     - ``projector``: those that bring the tower's features to the text; they may lie within the tower
     - ``pixels``: the form of its tower's inputs (``models.vision.dummy_image``); empty: images cannot train,
       and ``no_images`` says why
+    - ``merged_here``: its class casts features to its masters' dtype, so the embeddings are merged here
     - ``both_ways``: layers of the language model where the tokens of an image see each other: ``all``, or
       ``windows``, those with a window, if its ``use_bidirectional_attention`` is ``vision``; empty: none
     """
@@ -163,6 +164,7 @@ class Composite:
     projector: tuple[str, ...] = ("multi_modal_projector",)
     pixels: str = ""
     no_images: str = "nobody has tried its tower"
+    merged_here: bool = False
     both_ways: str = ""
 
     @property

@@ -131,3 +131,37 @@ def test_a_row_without_images_touches_every_parameter(kind: str, gathers: bool, 
     module.zero_grad()
     module(rows.batch([rows.document(1)]), NLL)["nll"].backward()
     assert reached == set(gradients(module))
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "recompute": {"recompute": True},
+    "padded": {"attention": "sdpa"},
+    "compiled": {"compile": True, "compile_options": {"backend": "eager"}},
+}
+CASES = [(kind, way) for kind in FAMILIES for way in WAYS if way != "compiled" or kind == "gemma3"]
+
+
+@pytest.mark.parametrize(("kind", "way"), swept(CASES, 9, 3))
+def test_other_ways_of_computing_are_the_packed_row(kind: str, way: str, tmp_path: Path) -> None:
+    folder = write_vision_folder(tmp_path, kind)
+    plain, other = whole(folder), whole(folder, **WAYS[way])
+    rows = VisionRows(folder, plain.hf)
+    batch = rows.batch([rows.document(n) for n in SEEN])
+    losses = [module(batch, NLL)["nll"] for module in (plain, other)]
+    torch.testing.assert_close(*losses, rtol=2e-6, atol=0.0)
+    for loss in losses:
+        loss.backward()
+    assert_near(gradients(other), gradients(plain), 4e-6)
+
+
+@pytest.mark.parametrize("kind", swept(FAMILIES, 6, 4))
+def test_bfloat16_keeps_the_text_in_its_own_low_precision(kind: str, tmp_path: Path) -> None:
+    folder = write_vision_folder(tmp_path, kind)
+    wide, low = whole(folder), whole(folder, compute_dtype=torch.bfloat16)
+    rows = VisionRows(folder, wide.hf)
+    batch = rows.batch([rows.document(n) for n in SEEN])
+    losses = [module(batch, NLL)["nll"] for module in (wide, low)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=2e-3, atol=0.0)
+    losses[1].backward()
+    assert set(gradients(low)) == {n for n, p in low.plain_named_parameters() if p.requires_grad}
+    assert "Conv" not in low.notes()["precision"] or low.carries_state
