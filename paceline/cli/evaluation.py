@@ -265,6 +265,10 @@ def split_subjects(subjects: list[str]) -> tuple[list[str], list[str]]:
 def chat(
     run: RunFolder,
     prompt: Annotated[str | None, typer.Option(help="Answer this one prompt and exit.")] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A picture that the first prompt is about; repeat it for more."),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     each_alone: Annotated[bool, typer.Option("--forget", help="Answer every line separately.")] = False,
     max_new_tokens: Annotated[
@@ -298,6 +302,7 @@ def chat(
     """Chat with a run's model. RUN may also be one checkpoint or an exported folder."""
     options = words(
         prompt=prompt,
+        image=None if image is None else [str(file) for file in image],
         system=system,
         max_new_tokens=max_new_tokens,
         temperature=temperature,

@@ -19,6 +19,7 @@ from paceline.evaluation import codes
 from paceline.evaluation.file_rows import FileRows, read_task, settings_of
 from paceline.evaluation.job_checks import checked
 from paceline.evaluation.model_folders import NamedModel, config_of
+from paceline.evaluation.pictures import write_pictures
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.processes.rank import Report
 from paceline.evaluation.processes.ranks import compute_on_ranks, number_of_ranks
@@ -74,6 +75,7 @@ def _generated(
         before = len(work.done(ANSWERS))
         work.write(settings)
         work.write_rows(ANSWERS, rows.documents, rows.numbers)
+        write_pictures(work.pictures(ANSWERS), rows.pictures)
         compute_on_ranks(work, number_of_ranks(job.nproc, batches if copies else None), report)
         results = cast("list[list[JsonObject]]", work.results(ANSWERS, len(rows.documents), job.batch_size))
     staged = to.with_name(f".{to.name}.staged")

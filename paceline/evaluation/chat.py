@@ -1,9 +1,9 @@
 """Chat in the terminal with a trained model.
 
-``python -m paceline.evaluation.chat RUN [--prompt TEXT] [--system TEXT] [--max-new-tokens N] [--temperature
-T]``. RUN is a run directory, one of its checkpoints, or a Hugging Face folder. Options that are not given
-come from the run's ``generation:`` section. With ``--prompt`` one answer is printed and nothing is read;
-otherwise prompts are read from standard input, one per line, also from a pipe.
+``python -m paceline.evaluation.chat RUN [--prompt TEXT] [--image FILE] [--system TEXT] [--max-new-tokens N]
+[--temperature T]``. RUN is a run directory, one of its checkpoints, or a Hugging Face folder. Options that
+are not given come from the run's ``generation:`` section. With ``--prompt`` one answer is printed and nothing
+is read; otherwise prompts are read from standard input, one per line, also from a pipe.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import torch
 
-from paceline.core.errors import ConfigError, ExitCode
+from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.evaluation import codes
 from paceline.evaluation.job_checks import sharing_problems
-from paceline.evaluation.open_run import model_folder, opened
+from paceline.evaluation.open_run import load_model, model_folder
 from paceline.evaluation.processes.ranks import failure, number_of_ranks, run_ranks
 from paceline.evaluation.processes.sharded_model import check_shareable
 from paceline.evaluation.processes.work_folder import COPIES
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
+Render = Callable[[Sequence[Message]], list[int]]
 Answered = Callable[[list[int], Write], str]  # to a prompt's token ids; written as it comes
 
 
@@ -44,28 +48,53 @@ def main(argv: Sequence[str] | None = None) -> int:
         sampling = sampling_options(options)
         if options.strategy != COPIES:
             return answer_shared(options, arguments)
-        model, tokenizer = opened(Path(options.run))
-        model.generation_config.max_length = None
-        seeds = seeds_of(options)
-
-        def answered(prompt: list[int], write: Write) -> str:
-            return answer_streamed(model, tokenizer, prompt, sampling, write, seed=next(seeds))
-
-        talk(tokenizer, options, answered)
+        answer_alone(options, sampling)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     return int(ExitCode.OK)
 
 
-def talk(tokenizer: PreTrainedTokenizerBase, options: argparse.Namespace, answered: Answered) -> None:
-    """Answer the prompt in the options, or each prompt from standard input. Raises ConfigError."""
+def answer_alone(options: argparse.Namespace, sampling: Sampling) -> None:
+    """Chat with a model that this process holds, about pictures if there are any. Raises PacelineError."""
+    with ExitStack() as needed:
+        folder = needed.enter_context(model_folder(Path(options.run)))
+        model, tokenizer = load_model(folder)
+        model.generation_config.max_length = None
+        seeds, pictures = seeds_of(options), None
+        if options.image:
+            from paceline.evaluation.picture_chat import PictureChat
+
+            scratch = Path(needed.enter_context(tempfile.TemporaryDirectory(prefix="paceline-chat-")))
+            files = [Path(name).expanduser() for name in options.image]
+            pictures = PictureChat(model, folder, Path(options.run), scratch, files)
+        else:
+            needed.close()  # the weights are in memory
+
+        def answered(prompt: list[int], write: Write) -> str:
+            beside = {} if pictures is None else pictures.given
+            return answer_streamed(model, tokenizer, prompt, sampling, write, seed=next(seeds), beside=beside)
+
+        talk(tokenizer, options, answered, None if pictures is None else pictures.render)
+
+
+def talk(
+    tokenizer: PreTrainedTokenizerBase,
+    options: argparse.Namespace,
+    answered: Answered,
+    render: Render | None = None,
+) -> None:
+    """Answer the prompt in the options, or each prompt from standard input. Raises ConfigError.
+
+    ``render``: conversation -> its token ids; None: by the tokenizer's template.
+    """
+    render = render or (lambda messages: prompts_of(tokenizer, [messages])[0])
     system = options.system or default_system(Path(options.run))
     opening: list[Message] = [{"role": "system", "content": system}] if system else []
     if options.prompt is None:
-        converse(tokenizer, opening, answered, sys.stdin, remember=not options.forget)
+        converse(render, opening, answered, sys.stdin, remember=not options.forget)
         return
-    (prompt,) = prompts_of(tokenizer, [[*opening, {"role": "user", "content": options.prompt}]])
+    prompt = render([*opening, {"role": "user", "content": options.prompt}])
     printed = PrintedAnswer()
     answered(prompt, printed.write)
     printed.end()
@@ -75,6 +104,9 @@ def answer_shared(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Chat with a model that several processes share; return the exit code. Raises PacelineError."""
     if problems := sharing_problems(options.strategy, options.nproc):
         raise ConfigError(*problems)
+    if options.image:
+        message = "a model that reads pictures is held by one process"
+        raise ConfigError(codes.EVALUATION_JOB(message, "--strategy", options.strategy, "--strategy copies"))
     world_size = number_of_ranks(options.nproc)
     with model_folder(Path(options.run), straight=False) as folder:
         check_shareable(folder, options.strategy, world_size)
@@ -108,6 +140,7 @@ def chat_options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("run", help="a run directory, one of its checkpoints, or an exported folder")
     parser.add_argument("--prompt", help="answer this one prompt and exit")
+    parser.add_argument("--image", action="append", help="a picture of the first prompt; repeat for more")
     parser.add_argument("--system", help="a system message to begin with")
     parser.add_argument(
         "--forget", action="store_true", help="answer every line separately, without the earlier conversation"
@@ -140,7 +173,7 @@ class PrintedAnswer:
 
 
 def converse(
-    tokenizer: PreTrainedTokenizerBase,
+    render: Render,
     opening: Sequence[Message],
     answered: Answered,
     source: TextIO,
@@ -169,9 +202,8 @@ def converse(
             messages = [*history, {"role": "user", "content": text}]
             printed = PrintedAnswer("model> " if interactive else "")
             try:
-                (prompt,) = prompts_of(tokenizer, [messages])
-                reply = answered(prompt, printed.write)
-            except ConfigError as error:
+                reply = answered(render(messages), printed.write)
+            except PacelineError as error:
                 print(error, file=sys.stderr)
                 continue
             printed.end()

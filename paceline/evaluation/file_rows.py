@@ -15,9 +15,10 @@ from paceline.config.schema import Config
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import DataError
+from paceline.core.errors import ConfigError, DataError
 from paceline.core.files import read_text
 from paceline.core.json_types import JsonObject, as_object
+from paceline.data.images.table import ImageBlock
 from paceline.data.preflight.answer_tokens import unshown
 from paceline.data.preflight.find_sets import find_sets
 from paceline.data.prepare.choose_template import settle_template, stop_tokens
@@ -29,8 +30,9 @@ from paceline.data.rows.row_errors import Tally, left_out, refusal, refuses
 from paceline.data.tokenizer.load import open_tokenizer, pad_token_id
 from paceline.data.tokenizer.special_texts import SpecialTexts, inner_texts, special_texts
 from paceline.evaluation import codes
+from paceline.evaluation.pictures import sees_rows, stored_options
 from paceline.evaluation.processes.job import EvaluationJob
-from paceline.evaluation.processes.work_folder import ANSWERS, WorkSettings
+from paceline.evaluation.processes.work_folder import ANSWERS, COPIES, WorkSettings
 
 
 @dataclass
@@ -42,6 +44,7 @@ class FileRows:
     facts      the other columns of a prompt's row (JSON objects as text)
     inputs     its row as read, where it is kept
     special    tokens that generated text never shows
+    pictures   those of the documents, block by block; None where rows have none
     """
 
     pad_id: int
@@ -55,6 +58,7 @@ class FileRows:
     skipped: dict[str, Tally] = field(default_factory=dict)
     notes: list[Diagnostic] = field(default_factory=list)
     special: SpecialTexts = field(default_factory=SpecialTexts)
+    pictures: list[ImageBlock] | None = None
 
     @property
     def num_skipped(self) -> int:
@@ -69,13 +73,14 @@ def read_file(
     Raises DataError for rows that cannot be used, unless ``data.on_bad_row`` skips them, and if none is
     left.
     """
-    setup = setup_of(data, model, kind)
+    setup = setup_of(data, model, kind, vision=sees_rows(data, model))
     (data_set,) = find_sets("--data", data.train)
     opened = open_set(0, data_set, setup.reading)
     tokenizer = open_tokenizer(setup.tokenizer)
     setup, notes = settle_template(setup, tokenizer, {opened.shape.format})
     rows = FileRows(pad_token_id(tokenizer), tuple(stop_tokens(setup, tokenizer)))
     rows.special = special_texts(tokenizer)
+    rows.pictures = None if setup.images is None else []
     rows.notes += [*opened.notes, *notes]
     for chunk in opened.chunks:
         kept = {row.number: cast(JsonObject, row.value) for row in chunk.rows} if keep_inputs else {}
@@ -106,6 +111,8 @@ def _add(rows: FileRows, result: ChunkResult, inputs: dict[int, JsonObject]) -> 
     ends = np.cumsum(block.lengths)
     rows.documents += [np.array(part) for part in np.split(block.coded, ends[:-1])] if len(ends) else []
     rows.numbers += numbers
+    if rows.pictures is not None:
+        rows.pictures.append(result.images)
     rows.facts += [facts or "{}" for facts in block.facts]
     rows.inputs += [inputs.get(number, {}) for number in numbers]
     for problem in result.skipped:
@@ -148,7 +155,15 @@ def settings_of(
         job.samples,
         job.seed,
         job.strategy,
+        _of_pictures(job, config) if any(f.pictures is not None for f in files.values()) else None,
     )
+
+
+def _of_pictures(job: EvaluationJob, config: Config) -> JsonObject:
+    if job.strategy != COPIES:
+        message = "rows with images are computed by copies of the model"
+        raise ConfigError(codes.EVALUATION_JOB(message, "--strategy", job.strategy, f"--strategy {COPIES}"))
+    return stored_options(config)
 
 
 def _check_room(folder: Path, rows: FileRows) -> None:

@@ -15,7 +15,7 @@ from paceline.checkpoint.save.retention import being_read
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import JsonObject
+from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.evaluation import codes
 from paceline.evaluation.open_run import check_writes_text, model_folder, prepared_without_copy
@@ -25,7 +25,19 @@ from paceline.launch.preflight.load_config import load
 
 _SECTIONS = ("data", "generation", "model")
 _OF_THE_RUN = {  # keys of a run's data section that say how its rows are read, whichever they are
-    "data": ("max_length", "train_on", "on_bad_row", "on_too_long", "strict", "converter", "default_system"),
+    "model": ("processor_kwargs",),
+    "data": (
+        "image_min_pixels",
+        "image_max_pixels",
+        "image_refuse_pixels",
+        "max_length",
+        "train_on",
+        "on_bad_row",
+        "on_too_long",
+        "strict",
+        "converter",
+        "default_system",
+    ),
     "generation": ("max_new_tokens", "temperature", "top_p", "top_k"),
 }
 
@@ -115,7 +127,7 @@ def config_of(model: NamedModel, folder: Path, job: EvaluationJob) -> Config:
                 )
             )
     tree: JsonObject = {} if model.run is None else _of_run(stored_config(model.run))
-    tree["model"] = {"name_or_path": str(folder)}
+    tree["model"] = {**as_object(tree.get("model")), "name_or_path": str(folder)}
     data = tree.get("data")
     tree["data"] = {**(data if isinstance(data, dict) else {}), "train": [job.data]}
     return load(None, job.overrides, ruled=False, tree=tree).config

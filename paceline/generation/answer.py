@@ -15,6 +15,7 @@ from paceline.generation import codes
 from paceline.models.heads.sequence_classification import auto_class
 from paceline.models.loading.model_source import refuse_hub_attention
 from paceline.models.special_tokens import end_tokens
+from paceline.plan.model.family import composites
 from paceline.protocols.roles import Role
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Write = Callable[[str], None]
 Agree = Callable[[Tensor], Tensor]
+NOTHING: Mapping[str, Tensor] = {}
 Message = Mapping[str, str]  # {"role": "user" | "assistant" | "system", "content": text}
 
 
@@ -97,7 +99,8 @@ def _loaded(folder: Path) -> HFModel:
 
     path = str(folder)
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    model, info = auto_class(Role.POLICY).from_pretrained(
+    whole = str(config.model_type) in composites()
+    model, info = auto_class(Role.POLICY, whole).from_pretrained(
         path,
         config=config,
         revision="main",
@@ -157,11 +160,13 @@ def answer_streamed(
     *,
     seed: int | None = None,
     agree: Agree | None = None,
+    beside: Mapping[str, Tensor] = NOTHING,
 ) -> str:
     """Return the answer to a prompt, and give its text to ``write`` part by part while it is generated.
 
     Equals the result of ``answer``. ``seed``: of the sampling noise; ``agree`` returns the scores of the
-    next token [1, V] on which the processes that share the model agree. Raises ConfigError.
+    next token [1, V] on which the processes that share the model agree; ``beside``: what the model reads
+    beside the tokens. Raises ConfigError.
     """
     from transformers import TextStreamer
 
@@ -174,7 +179,7 @@ def answer_streamed(
     if seed is not None:
         torch.manual_seed(seed)
     stream = Stream(tokenizer, skip_prompt=True, skip_special_tokens=True)  # type: ignore[no-untyped-call]
-    return _answer_batch(model, tokenizer, [prompt], sampling, stream, agree)[0]
+    return _answer_batch(model, tokenizer, [prompt], sampling, stream, agree, beside)[0]
 
 
 @torch.no_grad()
@@ -185,6 +190,7 @@ def _answer_batch(
     sampling: Sampling,
     streamer: TextStreamer | None = None,
     agree: Agree | None = None,
+    beside: Mapping[str, Tensor] = NOTHING,
 ) -> list[str]:
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
     width = max(len(p) for p in prompts)
@@ -203,6 +209,7 @@ def _answer_batch(
         use_cache=True,
         streamer=streamer,
         **processors,
+        **beside,
         **sampling.arguments(),
     )
     return [str(text) for text in tokenizer.batch_decode(sequences[:, width:], skip_special_tokens=True)]

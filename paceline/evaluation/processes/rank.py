@@ -6,7 +6,7 @@ It needs no other process: it computes its batches of the work in FOLDER and app
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from paceline.core.errors import ExitCode, PacelineError
 from paceline.core.json_types import Json
 from paceline.data.token_table import decode_labels
 from paceline.evaluation.open_run import load_model
+from paceline.evaluation.pictures import WholeModelRows, picture_loader
 from paceline.evaluation.processes.work_folder import (
     COPIES,
     LOSSES,
@@ -33,6 +34,7 @@ from paceline.generation.local import LocalEngine
 from paceline.generation.sampling.noise import stream_of
 from paceline.launch.program import program
 from paceline.models.special_tokens import end_tokens
+from paceline.models.vision.whole_model import sees_images
 from paceline.runtime.failures.root_cause import is_cascade
 from paceline.runtime.library_noise import import_without_torchao, quiet_libraries
 from paceline.runtime.time_limit import exit_now
@@ -83,7 +85,18 @@ def compute(work: WorkFolder, rank: int, world_size: int, report: Report = lambd
     hf, tokenizer = load_model(Path(settings.model))
     hf.to(device=device, dtype=getattr(torch, settings.dtype))  # type: ignore[call-arg]  # moves it in place
     hf.generation_config.max_length = None
-    compute_batches(work, RowComputer(hf, tokenizer, settings), rank, world_size, report)
+    alone = whole_rows(hf, settings, work) if sees_images(hf) else None
+    compute_batches(work, RowComputer(hf, tokenizer, settings, alone=alone), rank, world_size, report)
+
+
+def whole_rows(hf: HFModel, settings: WorkSettings, work: WorkFolder) -> dict[str, WholeModelRows]:
+    """Return by task how a whole model with a tower computes its rows."""
+    loaders = {
+        task: picture_loader(settings.images, Path(settings.model), work.pictures(task))
+        for task in settings.tasks
+        if settings.images is not None and work.pictures(task).is_dir()
+    }
+    return {task: WholeModelRows(hf, settings, loaders.get(task)) for task in settings.tasks}
 
 
 def compute_batches(
@@ -109,7 +122,7 @@ def compute_batches(
         with closing(PartFile(work.part(task, rank, world_size))) as part:
             for batch, rows in own_batches(len(documents), batch_size, *share):
                 if batch not in done:
-                    results = computer.compute(task, documents[rows], numbers[rows])
+                    results = computer.compute(task, documents[rows], numbers[rows], rows.start)
                     if keeps:
                         part.append(batch, results)
                 if keeps:
@@ -119,7 +132,7 @@ def compute_batches(
 class RowComputer:
     """Computes losses or answers of rows with one model.
 
-    ``agree``: of ``LocalEngine``, if a forward is a collective.
+    ``agree``: of ``LocalEngine``, if a forward is a collective; ``alone``: of a whole model with a tower.
     """
 
     def __init__(
@@ -128,18 +141,38 @@ class RowComputer:
         tokenizer: PreTrainedTokenizerBase,
         settings: WorkSettings,
         agree: Callable[[bool], bool] | None = None,
+        alone: Mapping[str, WholeModelRows] | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings, self._alone = settings, alone or {}
         self._hf, self._tokenizer, self._agree = hf, tokenizer, agree
         self._losses = RowLosses(hf, settings.pad_id)
 
     def compute(
-        self, task: str, documents: Sequence[NDArray[np.int32]], numbers: Sequence[int]
+        self, task: str, documents: Sequence[NDArray[np.int32]], numbers: Sequence[int], first: int
     ) -> list[Json]:
-        """Return the result of each row: its loss, or its answers."""
+        """Return the result of each row: its loss, or its answers. ``first``: the number of the first."""
+        if (whole := self._alone.get(task)) is not None:
+            return [
+                self._of_whole(task, whole, row, document, number)
+                for row, (document, number) in enumerate(zip(documents, numbers, strict=True), first)
+            ]
         if task == LOSSES:
             return [list(loss) for loss in self._losses(documents)]
         return self.answers([tuple(decode_labels(document)[0].tolist()) for document in documents], numbers)
+
+    def _of_whole(
+        self, task: str, whole: WholeModelRows, row: int, document: NDArray[np.int32], number: int
+    ) -> Json:
+        ids, labels = decode_labels(document)
+        if task == LOSSES:
+            return list(whole.loss(row, ids, labels))
+        return [
+            {"text": self._text(tokens), "tokens": len(tokens), "ended": ended}
+            for tokens, ended in whole.answers(row, ids, number)
+        ]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def answers(self, prompts: Sequence[tuple[int, ...]], numbers: Sequence[int]) -> list[Json]:
         """Return the answers of each prompt: ``settings.samples`` objects with text, tokens and ended.
@@ -167,7 +200,7 @@ class RowComputer:
         sampling = RolloutSampling(settings.temperature, settings.top_p, settings.top_k)
         answers: list[Json] = [
             {
-                "text": str(self._tokenizer.decode(list(completion.tokens), skip_special_tokens=True)),
+                "text": self._text(completion.tokens),
                 "tokens": len(completion.tokens),
                 "ended": completion.ended,
             }

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, JsonObject
 from paceline.plan.strategies.fsdp import FSDP
 
 LOSSES, ANSWERS = "losses", "answers"
@@ -27,7 +27,8 @@ COPIES, SHARED = "copies", ("tp", FSDP.name)
 @dataclass(frozen=True)
 class WorkSettings:
     """How rows are computed. ``tasks``: LOSSES, ANSWERS or both; ``model``: a Hugging Face folder;
-    ``strategy``: COPIES, or how the processes share the model (SHARED).
+    ``strategy``: COPIES, or how the processes share the model (SHARED). ``images``: what makes the pixels of
+    the rows' pictures (``pictures.stored_options``); None where rows have none.
     """
 
     tasks: tuple[str, ...]
@@ -43,6 +44,7 @@ class WorkSettings:
     samples: int
     seed: int
     strategy: str = COPIES
+    images: JsonObject | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,10 @@ class WorkFolder:
         tokens, rows = np.concatenate(documents), np.array(numbers, np.int64)
         with open(self.folder / f"{task}.npz", "wb") as file:
             np.savez(file, tokens=tokens, ends=ends, numbers=rows)
+
+    def pictures(self, task: str) -> Path:
+        """Return the folder of the pictures of a task's rows."""
+        return self.folder / f"{task}-pictures"
 
     def rows(self, task: str) -> tuple[list[NDArray[np.int32]], list[int]]:
         """Read the rows of a task."""

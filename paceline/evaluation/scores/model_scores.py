@@ -18,6 +18,7 @@ from paceline.evaluation import codes
 from paceline.evaluation.answers_file import generate_rows
 from paceline.evaluation.file_rows import FileRows, read_task, settings_of
 from paceline.evaluation.model_folders import NamedModel, config_of
+from paceline.evaluation.pictures import write_pictures
 from paceline.evaluation.processes.job import EvaluationJob
 from paceline.evaluation.processes.rank import Report
 from paceline.evaluation.processes.ranks import compute_on_ranks, number_of_ranks
@@ -49,6 +50,7 @@ def measure(model: NamedModel, job: EvaluationJob, notes: list[Diagnostic], repo
         work.write(settings_of(job, config, files, folder, tuple(tasks)))
         for task, rows in files.items():
             work.write_rows(task, rows.documents, rows.numbers)
+            write_pictures(work.pictures(task), rows.pictures)
         batches = max(num_batches(len(rows.documents), job.batch_size) for rows in files.values())
         compute_on_ranks(work, number_of_ranks(job.nproc, batches if copies else None), report)
         for task, rows in files.items():

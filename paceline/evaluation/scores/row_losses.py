@@ -19,7 +19,8 @@ from paceline.protocols.batch import IGNORE_INDEX
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
-Losses = list[tuple[float, int, int]]
+RowLoss = tuple[float, int, int]
+Losses = list[RowLoss]
 #: (ids, mask, places with a target [rows, width - 1]) -> the logits of those places in parts, in their order.
 Logits = Callable[[Tensor, Tensor, Tensor], "Sequence[Tensor] | map[Tensor]"]
 
@@ -93,6 +94,16 @@ class RowLosses:
             return map(head.own_logits, states.last_hidden_state[:, :-1][places].split(head.chunk_rows))
 
         return logits
+
+
+def row_loss(logits: Tensor, targets: Tensor) -> RowLoss:
+    """Return (sum of -log p, tokens with loss, those that were the likeliest) of one row.
+
+    ``logits`` [n, V], ``targets`` int64 [n], IGNORE_INDEX without loss.
+    """
+    has_loss = targets != IGNORE_INDEX
+    losses, right = _scored([logits[has_loss]], targets[has_loss])
+    return float(losses.sum()), int(has_loss.sum()), int(right.sum())
 
 
 def _scored(parts: Sequence[Tensor] | map[Tensor], targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -125,7 +125,8 @@ def test_a_pipe_gets_one_answer_a_line_and_errors_do_not_end_the_talk(
     def answered(prompt: list[int], write: Any) -> str:
         return answer_streamed(model, tokenizer, prompt, Sampling(4), write)
 
-    chat.converse(tokenizer, [], answered, io.StringIO(lines), remember=True)
+    render = lambda messages: prompts_of(tokenizer, [messages])[0]  # noqa: E731
+    chat.converse(render, [], answered, io.StringIO(lines), remember=True)
     said = capsys.readouterr()
     assert said.out.splitlines() == [by_hand(model, tokenizer, p, 4) for p in PROMPTS[:2]]
     assert "generation.too_long" in said.err
