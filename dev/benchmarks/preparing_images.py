@@ -2,8 +2,8 @@
 
     python dev/benchmarks/image_rows.py [ROWS]
 
-Prints wall and CPU seconds of both, their ratios, and the memory of the process that writes. CPU seconds are what
-a machine with other work on it still measures.
+Prints wall and CPU seconds of both, and the memory of the process that writes. CPU seconds are what a machine
+with other work on it still measures.
 """
 
 from __future__ import annotations
