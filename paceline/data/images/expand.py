@@ -1,7 +1,7 @@
 """Write the tokens of pictures into rendered texts, in place of the marks that templates write.
 
-A text has one token for each run of equal ones, hundreds of which stand for a picture: so texts are tokenised
-faster, and the runs are lengthened afterwards.
+Hundreds of equal tokens stand for a picture. A text has one for each run of them, which is lengthened after
+tokenisation: that is faster.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The pictures of prepared data: for each document which stand in it, and for each where its bytes are.
 
-Beside the token table, and only where rows have pictures: ``images.arrow`` lists each document's pictures,
+They are there only where rows have pictures. ``images.arrow`` lists each document's pictures.
 ``pictures.arrow`` has a line for each, and ``pictures.bin`` the bytes that rows held themselves.
 """
 
