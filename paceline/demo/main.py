@@ -1,6 +1,6 @@
 """The demo: make data, train on two processes through ``paceline train``, show what was learned.
 
-``paceline demo [--algorithm sft|dpo|reward] [--to DIR]``
+``paceline demo [--algorithm sft|dpo|reward|vision] [--to DIR]``
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ from paceline.demo.report import (
     write_numbers,
 )
 from paceline.demo.start import half_way
+from paceline.demo.vision import NAME as VISION
+from paceline.demo.vision import demo_vision
 from paceline.launch.program import program, terminal
 from paceline.plan.algorithms.supervised import SFT
 
 DEFAULT = Path("outputs/demo")
-ALGORITHMS = (SFT.name, *RECIPES)
+PICTURES = (VISION,)
+ALGORITHMS = (SFT.name, *RECIPES, *PICTURES)
 
 
 @program
@@ -61,7 +64,8 @@ def argument_parser() -> argparse.ArgumentParser:
         "--algorithm",
         default="sft",
         choices=ALGORITHMS,
-        help="sft from scratch (default); the others start from its checkpoint nearest to 40 %% exact match",
+        help="sft from scratch (default), or vision: pictures, from scratch; the others start from sft's"
+        " checkpoint nearest to 40 %% exact match",
     )
     parser.add_argument(
         "--to",
@@ -85,11 +89,16 @@ def demo(options: argparse.Namespace, console: Console) -> int:
     """Run the full demo, step by step."""
     if (options.steps is not None and options.steps < 3) or options.nproc < 1:
         raise ConfigError(codes.DEMO_OPTIONS("", f"--steps {options.steps} --nproc {options.nproc}"))
-    recipe = RECIPES.get(options.algorithm)
-    if recipe is None:
+    recipe, of_pictures = RECIPES.get(options.algorithm), options.algorithm in PICTURES
+    if recipe is None and not of_pictures:
         return demo_sft(options, console, steps.free_directory(options.to, DEFAULT, console))
     default = DEFAULT.with_name(f"{DEFAULT.name}-{options.algorithm}")
-    return demo_further(recipe, options, console, steps.free_directory(options.to, default, console).root)
+    root = steps.free_directory(options.to, default, console).root
+    return (
+        demo_vision(options, console, root)
+        if recipe is None
+        else demo_further(recipe, options, console, root)
+    )
 
 
 def demo_sft(options: argparse.Namespace, console: Console, run: RunDir) -> int:

@@ -76,7 +76,7 @@ from paceline.plan.features.vision import VisionChoice
 from paceline.plan.hardware.device_kinds import is_accelerator, kind_of
 from paceline.plan.hardware.probe import Hardware
 from paceline.plan.mesh import BatchSplit, Mesh, split_batch
-from paceline.plan.model.parameter_list import targets_of, with_tower
+from paceline.plan.model.parameter_list import targets_of
 from paceline.plan.model.read_config import scoring
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.model.supported import check_encoder, check_family, encoders_beside
@@ -279,8 +279,7 @@ def resolved_plan(job: Job, *, ruled: Sequence[Diagnostic] = ()) -> Plan:
     if shape is not None:
         shape = job.algorithm.with_head(shape, job.training)
     job = replace(job, shape=shape)
-    if shape is not None and VisionChoice.of(job).on:
-        job = replace(job, shape=with_tower(shape))
+    job = VisionChoice.of(job).whole(job)
 
     def made(chosen: StrategyChoice | None) -> Plan:
         warned = list(problems)

@@ -79,6 +79,8 @@ WRITERS = {
     "paceline/evaluation/processes/work_folder.py": "settings and results, beside what the user names",
     "paceline/watch/page/columns.py": "numbers",
     "paceline/watch/page/index.py": "what a run's events hold, redacted as they were written",
+    "paceline/demo/pictures.py": "the demo's own rows and tokenizer",
+    "paceline/demo/vision.py": "the demo's config",
     "paceline/watch/page/report.py": "what a run folder holds, redacted as it was written",
 }
 _WRITES = ("write_text", "write_bytes", "write", "writelines", "dump")

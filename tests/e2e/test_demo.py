@@ -138,3 +138,15 @@ def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     assert done.code == 2
     assert "demo.not_empty" in done.err
     assert [p.name for p in (tmp_path / "taken").iterdir()] == ["mine"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(DEADLINE_SECONDS)
+def test_the_demo_with_images_trains_and_says_how_many_pictures_it_answers(tmp_path: Path) -> None:
+    done = paceline(tmp_path, "demo", "--algorithm", "vision", "--steps", str(STEPS))
+    assert done.code == 0, done.out[-3000:] + done.err[-3000:]
+    root = tmp_path / "outputs" / "demo-vision"
+    numbers = json.loads((root / "numbers.json").read_text())["numbers"]
+    assert numbers[0]["name"].startswith("held-out pictures") and numbers[0]["before"] < 0.5
+    assert (root / "vision/plot.png").is_file() and "Fewer steps" in done.out
+    assert json.loads((root / "vision/plan.json").read_text())["vision"] is True

@@ -31,14 +31,15 @@ _URL, _RESUME = "training.checkpoint_url", "training.resume_from_checkpoint"
 class PreflightResult:
     """The result of the checks: ``found`` the diagnostics; ``tried`` name → reason of each trial import.
 
-    ``skipped``: the imports were not tried; ``template``: the chat template's name and what it writes, if
-    known.
+    ``skipped``: the imports were not tried. ``template``: the chat template's name and what it writes, if
+    known. ``pictures``: the tokens of the first rows' pictures, and their sizes.
     """
 
     found: tuple[Diagnostic, ...]
     tried: Mapping[str, str]
     skipped: bool = False
     template: tuple[str, str] | None = None
+    pictures: tuple[str, str] | None = None
 
     def with_decision(self, plan: Plan) -> Plan:
         """Return ``plan`` with decisions on the chat template and on the trial imports."""
@@ -47,6 +48,8 @@ class PreflightResult:
         decisions = [*plan.decisions]
         if self.template is not None:
             decisions.append(Decision("chat template", *self.template))
+        if self.pictures is not None:
+            decisions.append(Decision("pictures", *self.pictures))
         names = "; ".join(f"{name} ({why})" for name, why in self.tried.items())
         if self.tried and self.skipped:
             decisions.append(Decision("imports", "not tried", f"{names}. {_NO_TRIES}", False))
@@ -89,9 +92,12 @@ def run_preflight(
         here.append(_unfinished(reply, ended))
     if elsewhere:
         here = [replace(finding, severity=Severity.NOTE) for finding in here]
-    template = reply.get("template")
-    name_and_text = None if template is None else (str(template[0]), str(template[1]))
-    return PreflightResult((*here, *of_model), tries, skipped=not imports, template=name_and_text)
+    template, pictures = (_pair(reply.get(name)) for name in ("template", "pictures"))
+    return PreflightResult((*here, *of_model), tries, not imports, template, pictures)
+
+
+def _pair(value: Any) -> tuple[str, str] | None:
+    return None if value is None else (str(value[0]), str(value[1]))
 
 
 def images_in_rows(config: Config, shape: ModelShape | None, *, imports: bool = True) -> bool:
@@ -100,10 +106,10 @@ def images_in_rows(config: Config, shape: ModelShape | None, *, imports: bool = 
     """
     if config.model.vision != AUTO or shape is None or not shape.composite:
         return False
-    job = {"config": config.to_json(), "tries": [], "rows": True, "imports": False}
+    job = {"config": config.to_json(), "tries": [], "rows": False}
     known = run_child(job)[0].get("images")
     if known is None and imports:
-        reply, _ = run_job(_CHECKS, {**job, "imports": True}, SECONDS)
+        reply, _ = run_job(_CHECKS, {**job, "rows": True}, SECONDS)
         known = (reply or {}).get("images")
     return bool(known)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline.config.schema import Config, field_of
@@ -16,6 +16,7 @@ from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family import PROJECTOR, VISION, composites, in_part
+from paceline.plan.model.parameter_list import with_tower
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision
 
@@ -66,6 +67,10 @@ class VisionChoice:
     def key(self) -> str:
         """The key that turns images on: the rows', unless it is configured."""
         return KEY if self.configured else "data.train"
+
+    def whole(self, job: Job) -> Job:
+        """Return the job with the shape of the whole model, if that is trained."""
+        return replace(job, shape=with_tower(job.shape)) if self.on and job.shape is not None else job
 
     def check(self, job: Job, mesh: Mesh | None) -> Iterator[Diagnostic]:
         """Yield what cannot be trained with images."""

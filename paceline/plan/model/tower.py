@@ -83,7 +83,7 @@ class Tower:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _TowerLines:
     """``sizes``: defaults of the config's class, where files leave them out; ``lines``: of tensors."""
 
     sizes: Mapping[str, int]
@@ -98,7 +98,7 @@ class _Towers:
     """
 
     towers: Mapping[str, str]
-    layouts: Mapping[str, _Layout] = field(default_factory=dict)
+    layouts: Mapping[str, _TowerLines] = field(default_factory=dict)
     projectors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 

@@ -33,6 +33,7 @@ from paceline.data.preflight.check_sets import (
     look_at_tokenizer,
     missing_sets,
 )
+from paceline.data.preflight.image_tokens import describe_pictures
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
 from paceline.data.tokenizer.load import tokenizer_here
@@ -62,12 +63,14 @@ from paceline.training.preflight.weight_ways import SentPolicy
 @dataclass(frozen=True)
 class InputFindings:
     """``found``: all diagnostics, each once; ``formats``: the row formats of the files that were read;
-    ``template``: what the plan says of the chat template, if its text is here.
+    ``template``: what the plan says of the chat template, if its text is here; ``pictures``: of the first
+    rows' pictures.
     """
 
     found: list[Diagnostic]
     formats: frozenset[str]
     template: Described | None = None
+    pictures: tuple[str, str] | None = None
 
 
 def check_inputs(config: Config, environ: Mapping[str, str], plan: Plan | None = None) -> InputFindings:
@@ -86,7 +89,11 @@ def check_inputs(config: Config, environ: Mapping[str, str], plan: Plan | None =
         lambda: _templates(config, formats),
         lambda: _checkpoint(config, environ, plan),
     ]
-    return InputFindings(_each_once(parts), formats, describe(config.model, formats))
+    pictures = None
+    if plan is not None and plan.vision:
+        with suppress(PacelineError, ValueError):  # ``look_at_sets`` has said so
+            pictures = describe_pictures(config, reading_of(config))
+    return InputFindings(_each_once(parts), formats, describe(config.model, formats), pictures)
 
 
 def check_named_files(config: Config, doubt: frozenset[str]) -> list[Diagnostic]:

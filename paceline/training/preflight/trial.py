@@ -47,7 +47,7 @@ from paceline.training.preflight.tokenizer import open_questions
 
 class TrialRequest(TypedDict):
     """The parent's request (``launch.preflight.child_checks``). With ``doubt`` (config keys) only checks that
-    do not depend on them; with ``rows`` only whether the first rows have images."""
+    do not depend on them. With ``rows`` only whether the first rows have images; true: imports are tried."""
 
     config: JsonObject
     plan: JsonObject | None
@@ -69,8 +69,8 @@ def main(job: str, answer: str) -> int:
 def answers(request: TrialRequest) -> Iterator[JsonObject]:
     """Yield everything known so far, after the checks without imports and after each trial."""
     config = Config.from_json(request["config"])
-    if request.get("rows"):
-        yield {"images": images_in_rows(config.data, imports=request.get("imports", False))}
+    if (imports := request.get("rows")) is not None:
+        yield {"images": images_in_rows(config.data, imports=imports)}
         return
     plan = None if request["plan"] is None else Plan.from_json(request["plan"])
     if request["doubt"] is not None:
@@ -86,6 +86,7 @@ def answers(request: TrialRequest) -> Iterator[JsonObject]:
         "asked": questions,
         "under_way": "",
         "template": None if looked.template is None else list(looked.template),
+        "pictures": None if looked.pictures is None else list(looked.pictures),
     }
     reply["imported"] = [name for name in ("torch", "transformers") if name in sys.modules]
     yield reply

@@ -13,12 +13,12 @@ FREEZE, UNFREEZE = "training.freeze", "training.unfreeze"
 _READ = re.compile(
     r"qwen-?(2|2\.5|3)[-_]?vl|qwen(2_5|3_5)|qwen3\.[56]|gemma-?3(?!n|-1b|-270m)|gemma-?4(?!n|.?unified|-e)"
     r"|internvl|intern_vl|llava(?!.*video)|pixtral|mistral-small-3|mistral_small|ministral-?3|smolvlm"
-    r"|idefics-?3|glm-?4[._]?[156]?v|glm4v|glm4_5v|llama-?4"
+    r"|idefics-?3|glm-?4[._]?[156]?v|glm4v|glm4_5v"
 )
 #: Names of further models that read images, video or sound
 _OTHERS = re.compile(
     r"vl[-_/.\d]|[-_/.\d]vl\b|vision|omni|voxtral|audio|mllama|minicpm-?[vo]|ovis|gemma-?[34]n|unified"
-    r"|paligemma|multimodal|ocr|video|mistral-?4|kimi_vl|molmo"
+    r"|llama-?4|paligemma|multimodal|ocr|video|mistral-?4|kimi_vl|molmo"
 )
 
 
