@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.data.data_order import ORDER_ALGORITHM, epoch_bins, epoch_documents
 from paceline.data.images.load import ImageLoader
+from paceline.data.images.table import PlacedImage
 from paceline.data.packing import Bins, efficiency
 from paceline.data.token_table import TokenTable, decode_labels
 from paceline.protocols.batch import IGNORE_INDEX, Batch, with_prefixes
@@ -116,17 +117,10 @@ class PackedSource:
         documents = [self.table.coded(i) if i >= 0 else filler for i in ids]
         available = len(self.layout(epoch))
         batch = build_batch(documents, ids, sum(0 <= position < available for position in positions))
-        pictures = self._pictures(ids, documents)
+        pictures = self._images([self._pictures_of(i) for i in ids], documents)
         batch = replace(batch, group=self.table.group or 1, extras=self._extras(ids), images=pictures)
         # Equal tokens of pictures are not yet equal pictures: with any, no document takes another's prefix
         return with_prefixes(batch) if self.table.group > 1 and pictures is None else batch
-
-    def _pictures(self, ids: Sequence[int], documents: Sequence[NDArray[np.int32]]) -> Images | None:
-        """Return the images of documents (coded); None if there are none."""
-        if self.images is None:
-            return None
-        rows = [self.table.row_in_file(i) if i >= 0 else -1 for i in ids]
-        return self.images.images(rows, [decode_labels(document)[0] for document in documents])
 
     def mismatched(self, epoch: int, positions: Sequence[int], among: range) -> Batch:
         """Return the rows at ``positions``, each prompt with the answer of the document before it in
@@ -136,27 +130,46 @@ class PackedSource:
         depends on the data order alone, however ``among`` is split over micro-batches and ranks.
         """
         bins = self.layout(epoch)
-        ids, documents = self.document_ids(epoch, positions), []
+        ids, documents, seen = self.document_ids(epoch, positions), [], list[list[PlacedImage]]()
         for position in positions:
             before = among[(position - among.start - 1) % len(among)] if position in among else -1
             previous = bins.bin(before)[-1] if before >= 0 else -1
             for document in self.document_ids(epoch, [position]):
-                documents.append(self._with_answer_of(document, int(previous)))
+                joined, pictures = self._with_answer_of(document, int(previous))
+                documents.append(joined)
+                seen.append(pictures)
                 previous = document
-        return build_batch(documents, ids, sum(position in among for position in positions))
+        batch = build_batch(documents, ids, sum(position in among for position in positions))
+        return replace(batch, images=self._images(seen, documents))
 
-    def _with_answer_of(self, document: int, other: int) -> NDArray[np.int32]:
+    def _with_answer_of(self, document: int, other: int) -> tuple[NDArray[np.int32], list[PlacedImage]]:
         """Join the prompt of ``document`` (before its first label) and ``other``'s answer, up to ``seq_len``.
 
-        A filler stays a filler.
+        Return the document, coded, and its pictures. A filler stays a filler.
         """
         if document < 0:
-            return np.full(2, ~self.pad_token_id, np.int32)
+            return np.full(2, ~self.pad_token_id, np.int32), []
         prompt, answer = self.table.coded(document), self.table.coded(other)
-        joined = np.concatenate(
-            [prompt[: int((prompt >= 0).argmax())], answer[int((answer >= 0).argmax()) :]]
-        )
-        return joined[: self.seq_len]
+        prompt, begin = prompt[: int((prompt >= 0).argmax())], int((answer >= 0).argmax())
+        joined = np.concatenate([prompt, answer[begin:]])[: self.seq_len]
+        if self.images is None:
+            return joined, []
+        before = self.images.within(self._pictures_of(document), prompt)
+        rest = self._pictures_of(other)[len(self.images.within(self._pictures_of(other), answer[:begin])) :]
+        return self.images.fitted(joined, [*before, *rest])
+
+    def _pictures_of(self, document: int) -> list[PlacedImage]:
+        """Return the pictures of a document with their tokens; a filler has none."""
+        known = self.table.images is not None and document >= 0
+        return self.table.images.of(self.table.row_in_file(document)) if known and self.table.images else []
+
+    def _images(
+        self, pictures: Sequence[Sequence[PlacedImage]], documents: Sequence[NDArray[np.int32]]
+    ) -> Images | None:
+        """Return the images of documents (coded); None if there are none."""
+        if self.images is None:
+            return None
+        return self.images.images(pictures, [decode_labels(document)[0] for document in documents])
 
     def _extras(self, ids: list[int]) -> dict[str, torch.Tensor]:
         """Return the extra columns of the documents; 0 for a filler."""

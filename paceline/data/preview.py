@@ -74,7 +74,7 @@ class ShownPicture:
 class ShownDocument:
     """One document of a row: ``pieces`` in order; ``roles`` of its turns; ``cut``: tokens beyond max_length;
     ``left_out``: fields that the chat template did not render; ``behind_end``: turns after the end token
-    added to the last answer, which the row therefore lacks; ``pictures``: with their places.
+    added to the last answer, which the row therefore lacks. ``pictures``: with their places.
     """
 
     pieces: tuple[ShownPiece, ...]

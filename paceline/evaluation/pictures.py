@@ -96,7 +96,7 @@ def forward_arguments(
     hf: HFModel, loader: ImageLoader, row: int, ids: NDArray[np.int32]
 ) -> dict[str, Tensor]:
     """Return what ``hf`` reads beside the ``ids`` of a row with pictures; nothing without pictures."""
-    images = loader.images([row], [ids])
+    images = loader.images([loader.table.of(row)], [ids])
     if images is None:
         return {}
     weights, names = next(hf.parameters()), inspect.signature(type(hf).forward).parameters

@@ -93,7 +93,7 @@ class ImageTexts(Protocol):
 class ChatForm:
     """``as_object``: arguments of calls are objects; ``no_content``: a turn of calls alone has content None;
     ``developer``: the template has this role (otherwise such turns become system turns); ``parts``: contents
-    are lists of parts; ``written``: the text of a picture, None: a part of the content.
+    are lists of parts. ``written``: the text of a picture, None: a part of the content.
     """
 
     as_object: bool = True

@@ -60,13 +60,15 @@ class Encoded(NamedTuple):
 
 class RenderedText(NamedTuple):
     """A rendered conversation; ``spans`` have loss, None: all of it. ``answers``: the spans of all answers,
-    if requested. ``images``: the features of each picture."""
+    if requested. ``images``: the features of each picture; ``runs``: how often their tokens are repeated.
+    """
 
     text: str
     spans: list[Span] | None = None
     left_out: tuple[str, ...] = ()
     answers: tuple[Span, ...] = ()
     images: tuple[int, ...] = ()
+    runs: tuple[int, ...] = ()
 
 
 class CostlyTemplateError(RowError):
@@ -118,7 +120,7 @@ class Encoder:
         encoded: dict[int, Encoded | RowError] = {n: e for n, e in results.items() if isinstance(e, RowError)}
         tokens = self._tokens([text.text for text in rendered.values()], chat=True)
         for (n, text), (ids, encoding) in zip(rendered.items(), tokens, strict=True):
-            encoded[n] = self._conversation(ids, encoding, text)
+            encoded[n] = self._lengthened(self._conversation(ids, encoding, text), text)
         plain = {n: example for n, example in enumerate(examples) if not example.messages}
         if self.images is not None:
             encoded |= {n: self._plain_with_images(example) for n, example in plain.items()}
@@ -158,7 +160,7 @@ class Encoder:
         types = [] if not example.pair else coded.get("token_type_ids", [])
         second = types.index(1) if 1 in types else 0
         none = np.zeros(len(ids), np.bool_)
-        return Encoded(ids, none, second=second, images=written.images) if len(ids) else RowError("empty")
+        return self._lengthened(Encoded(ids, none, second=second), written) if len(ids) else RowError("empty")
 
     def _without_labels(
         self, examples: Sequence[Example], render: Callable[[Example], RenderedText]
@@ -171,7 +173,7 @@ class Encoder:
                 continue
             ids = self._tokens([text.text], chat=bool(example.messages))[0][0]
             labelled = np.zeros(len(ids), np.bool_)
-            whole = Encoded(ids, labelled, text.left_out, images=text.images)
+            whole = self._lengthened(Encoded(ids, labelled, text.left_out), text)
             results.append(whole if len(ids) else RowError("empty"))
         return results
 
@@ -211,7 +213,27 @@ class Encoder:
             return rendered
         spans = [(0, len(whole.text))] if rendered.spans is None else whole.moved(rendered.spans)
         spans, answers = whole.without_pictures(spans), tuple(whole.moved(rendered.answers))
-        return RenderedText(whole.text, spans, rendered.left_out, answers, whole.counts)
+        return RenderedText(whole.text, spans, rendered.left_out, answers, whole.counts, whole.runs)
+
+    def _lengthened(self, encoded: Encoded, rendered: RenderedText) -> Encoded | RowError:
+        """Return tokens with all those of pictures, of which a text has one for each run; none has loss."""
+        if self.images is None:
+            return encoded
+        try:
+            repeats = self.images.repeats(encoded.input_ids, rendered.runs)
+        except RowError as error:
+            return error
+        if not rendered.runs:
+            return encoded
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(repeats)])
+        features = encoded.input_ids == self.images.marks.token_id
+        return encoded._replace(
+            input_ids=np.repeat(encoded.input_ids, repeats),
+            labelled=np.repeat(encoded.labelled & ~features, repeats),
+            second=int(starts[encoded.second]),
+            answers=tuple((int(starts[start]), int(starts[stop])) for start, stop in encoded.answers),
+            images=rendered.images,
+        )
 
     def _marked(self, text: str) -> str:
         """Return a plain text with the written form of a picture in place of each slot."""
@@ -229,9 +251,7 @@ class Encoder:
             before = self._expanded(RenderedText(self._marked(example.text[: example.begin])), prompt).text
         except RowError as error:
             return error
-        plain = self._plain(self._tokens([text.text], chat=False)[0][0], before)
-        features = plain.input_ids == self.images.marks.token_id if self.images else np.False_
-        return plain._replace(labelled=plain.labelled & ~features, images=text.images)
+        return self._lengthened(self._plain(self._tokens([text.text], chat=False)[0][0], before), text)
 
     def turns_of_tokens(self, example: Example) -> list[int | None]:
         """Return the turn that wrote each token of a conversation; None where that is unknown.
@@ -242,9 +262,10 @@ class Encoder:
             return []
         renderer = self.renderers.of(example)
         text, turns, _ = renderer.render(example, renderer.template.render_whole)[1]
+        runs: tuple[int, ...] = ()
         if self.images is not None and turns is not None:
             whole = self.images.expanded(text, example.images)
-            text, turns = whole.text, [whole.moved(regions) for regions in turns]
+            text, turns, runs = whole.text, [whole.moved(regions) for regions in turns], whole.runs
         encoding = self._tokens([text], chat=True)[0][1]
         if encoding is None or turns is None:
             return []
@@ -252,7 +273,11 @@ class Encoder:
             character: n for n, regions in enumerate(turns) for a, b in regions for character in range(a, b)
         }
         ends = (self._own_characters(text, encoding, token)[1] for token in range(len(encoding)))
-        return [owner.get(end - 1) for end in ends]
+        owners = [owner.get(end - 1) for end in ends]
+        if self.images is None or not runs:
+            return owners
+        repeats = self.images.repeats(np.array(encoding.ids, np.int32), runs)
+        return [of for of, count in zip(owners, repeats.tolist(), strict=True) for _ in range(count)]
 
     def _own_characters(self, text: str, encoding: Encoding, token: int) -> Span:
         """Return a token's characters, without white space that it absorbs."""
@@ -341,10 +366,10 @@ class Encoder:
         # The last but one, where a line break after it has loss
         ended = any(int(i) in self._special_ids for i in ids[trained[-2:]])
         if self._eos is None or not len(trained) or ended:
-            return Encoded(ids, labelled, rendered.left_out, answers=answers, images=rendered.images)
+            return Encoded(ids, labelled, rendered.left_out, answers=answers)
         ids, labelled = ids[: trained[-1] + 1], labelled[: trained[-1] + 1]
         ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
-        return Encoded(ids, labelled, rendered.left_out, True, answers=answers, images=rendered.images)
+        return Encoded(ids, labelled, rendered.left_out, end_added=True, answers=answers)
 
     def _with_spans(self, example: Example) -> RenderedText:
         """Return the conversation with the spans of the turns that have loss."""

@@ -1,10 +1,17 @@
-"""Write the tokens of pictures into rendered texts, in place of the marks that templates write."""
+"""Write the tokens of pictures into rendered texts, in place of the marks that templates write.
+
+Hundreds of equal tokens stand for a picture. A text has one for each run of them, which is lengthened after
+tokenisation: that is faster.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
 from paceline.data.images.processor import ImageMarks
@@ -20,11 +27,15 @@ Span = tuple[int, int]
 
 
 class Expanded(NamedTuple):
-    """A text with the tokens of its pictures; ``counts``: features of each; ``places``: where they stand."""
+    """A text with the tokens of its pictures; ``counts``: features of each; ``places``: where they stand.
+
+    ``runs``: how often each token of features in the text stands there once runs are lengthened.
+    """
 
     text: str
     counts: tuple[int, ...]
     places: tuple[Span, ...]
+    runs: tuple[int, ...]
     moves: tuple[tuple[int, int], ...]  # (end of a mark in the text before, characters that it became longer)
 
     def moved(self, spans: Iterable[Span]) -> list[Span]:
@@ -57,7 +68,7 @@ class ImageWriter:
         self.settings = settings
         self.marks = ImageMarks(settings.family, tokenizer)
         self._mark = re.compile(re.escape(self.marks.mark))
-        self._texts: dict[tuple[int, int, bool], tuple[str, int]] = {}
+        self._texts: dict[tuple[int, int, bool], tuple[str, tuple[int, ...]]] = {}
 
     def expanded(self, text: str, images: Sequence[RowImage]) -> Expanded:
         """Return a rendered text with the tokens of its pictures. Raises RowError."""
@@ -68,26 +79,38 @@ class ImageWriter:
         if feature != self.marks.mark and feature in text:
             raise RowError("image_mark", f"a text holds {feature}")
         pieces: list[str] = []
-        counts, places, moves = [], [], []
+        counts, places, moves, runs = [], [], [], list[int]()
         before = length = 0
         for (start, end), image in zip(found, images, strict=True):
-            written, count = self._written(image, alone=len(images) == 1)
+            written, features = self._written(image, alone=len(images) == 1)
             pieces += (text[before:start], written)
             length += start - before + len(written)
-            counts.append(count)
+            counts.append(sum(features))
+            runs += features
             places.append((length - len(written), length))
             moves.append((end, len(written) - (end - start)))
             before = end
         pieces.append(text[before:])
-        return Expanded("".join(pieces), tuple(counts), tuple(places), tuple(moves))
+        return Expanded("".join(pieces), tuple(counts), tuple(places), tuple(runs), tuple(moves))
 
-    def _written(self, image: RowImage, *, alone: bool) -> tuple[str, int]:
+    def repeats(self, ids: NDArray[np.int32], runs: Sequence[int]) -> NDArray[np.int64]:
+        """Return how often each token stands in a text with lengthened runs, int64 [n]. Raises RowError."""
+        places = np.flatnonzero(ids == self.marks.token_id)
+        if len(places) < len(runs):
+            raise RowError("image_cut", "a picture after the last answer")
+        if len(places) > len(runs):
+            raise RowError("image_mark", f"{len(places)} tokens of pictures in place of {len(runs)}")
+        repeats = np.ones(len(ids), np.int64)
+        repeats[places] = runs
+        return repeats
+
+    def _written(self, image: RowImage, *, alone: bool) -> tuple[str, tuple[int, ...]]:
         key = (image.width, image.height, alone)
         if key not in self._texts:
             if len(self._texts) > 1 << 12:
                 self._texts.clear()
             layout = self._layout(image, alone)
-            self._texts[key] = layout.text(self.marks.names), layout.tokens
+            self._texts[key] = layout.text(self.marks.names, once=True), layout.features
         return self._texts[key]
 
     def _layout(self, image: RowImage, alone: bool) -> ImageLayout:

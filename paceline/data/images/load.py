@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from paceline.data.images.decide import config_of
 from paceline.data.images.open_image import MAX_BYTES, decoded
 from paceline.data.images.pixel_cache import PixelCache
 from paceline.data.images.processor import ImageMarks, ImageProcessor, Inputs
-from paceline.data.images.table import BYTES, IN_FILE, ImageTable, StoredImage
+from paceline.data.images.table import BYTES, IN_FILE, ImageTable, PlacedImage, StoredImage
 from paceline.data.rows.values import RowError
 from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 from paceline.models.vision.positions import VisionPositions
@@ -51,25 +52,44 @@ class ImageLoader:
     most_pixels: int
     cache: PixelCache | None = None
 
-    def images(self, rows: Sequence[int], documents: Sequence[NDArray[np.int32]]) -> Images | None:
+    def within(self, pictures: Sequence[PlacedImage], tokens: NDArray[np.int32]) -> list[PlacedImage]:
+        """Return the first of a document's pictures, those whose tokens are all among its first ``tokens``
+        (coded).
+        """
+        here = int(np.count_nonzero(np.maximum(tokens, ~tokens) == self.token_id))
+        ends = itertools.accumulate(count for _, count in pictures)
+        return [picture for picture, end in zip(pictures, ends, strict=True) if end <= here]
+
+    def fitted(
+        self, document: NDArray[np.int32], pictures: Sequence[PlacedImage]
+    ) -> tuple[NDArray[np.int32], list[PlacedImage]]:
+        """Return a truncated document (coded) without a cut picture, and the pictures that it still has."""
+        kept = self.within(pictures, document)
+        places = np.flatnonzero(np.maximum(document, ~document) == self.token_id)
+        count = sum(tokens for _, tokens in kept)
+        return (document[: places[count]] if len(places) > count else document), kept
+
+    def images(
+        self, pictures: Sequence[Sequence[PlacedImage]], documents: Sequence[NDArray[np.int32]]
+    ) -> Images | None:
         """Return the images of documents in order; None if there are none.
 
-        ``rows``: of the documents in the token file, -1 for a filler; ``documents``: their ids, int32 [n].
-        Raises DataError if a picture has changed since it was prepared.
+        ``pictures``: of each document, with their tokens; ``documents``: their ids, int32 [n]. Raises
+        DataError if a picture has changed since it was prepared.
         """
-        listed = [self.table.of(row) if row >= 0 else [] for row in rows]
+        listed = [[*placed] for placed in pictures]
         if not any(listed):
             return None
         made: dict[tuple[str, bool], Inputs] = {}
         parts: list[Inputs] = []
-        for pictures in listed:
-            parts += self._of_document([picture for picture, _ in pictures], made)
+        for placed in listed:
+            parts += self._of_document([picture for picture, _ in placed], made)
         inputs = {
             name: torch.from_numpy(np.ascontiguousarray(a))
             for name, a in self.processor.joined(parts).items()
         }
         places = np.flatnonzero(np.concatenate(documents) == self.token_id)
-        counts = tuple(count for pictures in listed for _, count in pictures)
+        counts = tuple(count for placed in listed for _, count in placed)
         if len(places) != sum(counts):
             raise DataError(
                 codes.DATA_IMAGE_CHANGED("data.train", f"{len(places)} tokens, {sum(counts)} features")

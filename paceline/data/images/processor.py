@@ -121,7 +121,10 @@ class ImageProcessor:
         family = self.settings.family
         image = self.resized(image)
         made: Mapping[str, NDArray]
-        if alone or not family.alone:
+        if not family.pil:  # torchvision's may give bfloat16, which NumPy lacks
+            tensors = processor([image], return_tensors="pt")
+            made = {name: tensors[name].cpu().double().numpy() for name in family.inputs}
+        elif alone or not family.alone:
             made = processor([image], return_tensors="np")
         else:  # one of several of its row: the count that says so is a second argument of the class's parent
             made = BaseImageProcessor.preprocess(processor, [image], [2], return_tensors="np")

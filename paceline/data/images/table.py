@@ -1,6 +1,6 @@
 """The pictures of prepared data: for each document which stand in it, and for each where its bytes are.
 
-Beside the token table, and only where rows have pictures: ``images.arrow`` lists each document's pictures,
+They are there only where rows have pictures. ``images.arrow`` lists each document's pictures.
 ``pictures.arrow`` has a line for each, and ``pictures.bin`` the bytes that rows held themselves.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BufferedWriter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,10 @@ class StoredImage(NamedTuple):
     width: int
     height: int
     digest: str
+
+
+#: A picture of a document, and the number of tokens that stand for it.
+PlacedImage: TypeAlias = tuple[StoredImage, int]
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,7 @@ class ImageTable:
         """Return the number of pictures of a document, by its row in the token file."""
         return int(self._starts[row + 1] - self._starts[row])
 
-    def of(self, row: int) -> list[tuple[StoredImage, int]]:
+    def of(self, row: int) -> list[PlacedImage]:
         """Return the pictures of a document, each with the number of tokens that stand for it."""
         places = range(int(self._starts[row]), int(self._starts[row + 1]))
         return [(self.picture(int(self._numbers[n])), int(self._tokens[n])) for n in places]

@@ -98,8 +98,9 @@ REASONS: Mapping[str, tuple[Code, str, str]] = {
     ),
     "images": (
         codes.DATA_IMAGES,
-        "rows contain images, audio or video; only text is supported so far",
-        "remove such rows, or remove the field if the text is complete without it",
+        "rows contain images, audio or video, which the model does not see here",
+        "for images set model.vision: true, with a model that has a vision tower; audio and video are not"
+        " supported: remove such rows, or the field if the text is complete without it",
     ),
     "image_count": (
         codes.DATA_IMAGE_COUNT,

@@ -48,6 +48,7 @@ from paceline.models.loading.multimodal import load_text, whole_model
 from paceline.models.loading.quantized_folder import load_dequantised, quantised_folder
 from paceline.models.loading.resize_embeddings import resize_embeddings, vocabulary_names
 from paceline.models.loading.sharded_loading import folder_slices
+from paceline.models.vision.classifier import register_classifier
 from paceline.models.vision.unreached import unreached
 from paceline.models.vision.whole_model import attention_of_parts
 from paceline.plan.model.family import family_of, text_part
@@ -94,6 +95,8 @@ class WeightsSource:
         self.tensors: FolderTensors | None = None
         self.built_whole = ""
         self.auto = auto_class(self.role, self.vision)
+        if self.vision and self.role in SCALAR_ROLES:
+            register_classifier(type(config))
         self._quantised = quantised_folder(self.model)
         # the language model alone, cut out of the whole
         self._whole = None if self.model.trust_remote_code or self.vision else whole_model(config)

@@ -30,12 +30,9 @@ def vision_parameters(hf: HFModel) -> Iterator[tuple[str, nn.Parameter]]:
     """
     if not sees_images(hf):
         return
-    of_text = {id(p) for p in text_model(hf).parameters()}
-    head = hf.get_output_embeddings()
-    of_text |= set() if head is None else {id(p) for p in head.parameters()}
-    for name, parameter in hf.named_parameters():
-        if id(parameter) not in of_text:
-            yield name, parameter
+    text = {id(p) for p in text_model(hf).parameters()}
+    parts = {id(p) for p in hf.base_model.parameters()} - text
+    yield from ((name, parameter) for name, parameter in hf.named_parameters() if id(parameter) in parts)
 
 
 def attention_of_parts(config: PreTrainedConfig, attention: Attention) -> Attention:

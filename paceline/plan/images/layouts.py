@@ -38,16 +38,21 @@ class ImageLayout(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        return sum(count for part, count in self.runs if part == "image")
+        return sum(self.features)
 
     @property
     def length(self) -> int:
         """Tokens of all parts, texts counted as one each: what a row grows by, about."""
         return sum(count for _, count in self.runs)
 
-    def text(self, names: Mapping[str, str]) -> str:
-        """Return the text in place of a mark; ``names``: the token of each part."""
-        return "".join(names.get(part, part) * count for part, count in self.runs)
+    def text(self, names: Mapping[str, str], *, once: bool = False) -> str:
+        """Return the text in place of a mark; ``names``: the token of each part; ``once``: one a run."""
+        return "".join(names.get(part, part) * (1 if once else count) for part, count in self.runs)
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """The tokens of each run of features."""
+        return tuple(count for part, count in self.runs if part == "image")
 
 
 def image_layout(settings: ImageSettings, width: int, height: int, *, alone: bool = True) -> ImageLayout:

@@ -174,6 +174,26 @@ def test_pairs_share_their_pictures(tmp_path: Path) -> None:
         assert prepared.train.images is not None and len(prepared.train.images) == 1
 
 
+def test_answers_to_other_prompts_keep_their_pictures_apart(tmp_path: Path) -> None:
+    """KTO's mismatched rows: the prompt's pictures stay, those of the other prompt go."""
+    rows = [
+        {"prompt": "<image>which?", "completion": "this", "label": True, "images": ["a.png"]},
+        {"prompt": "no picture", "completion": "that", "label": False},
+        {"prompt": "<image><image>", "completion": "those", "label": True, "images": ["b.png", "c.png"]},
+    ]
+    config = config_for(rows, tmp_path)
+    prepared = prepared_of(config, tmp_path, "labelled")
+    source = source_of_rows(prepared, config, packing=False)
+    token = loader_of(prepared, config).token_id
+    for position, count in enumerate([1, 0, 2]):
+        for batch in (source.batch(0, [position]), source.mismatched(0, [position], range(3))):
+            assert (len(batch.images.counts) if batch.images else 0) == count
+            tokens = int((batch.input_ids == token).sum())
+            assert tokens == (sum(batch.images.counts) if batch.images else 0)
+    cut = source_of_rows(prepared, config, packing=False, seq_len=12).mismatched(0, [0, 2], range(3))
+    assert cut.images is None or len(cut.images.places) == sum(cut.images.counts)
+
+
 def test_classes_of_pictures(tmp_path: Path) -> None:
     rows = [{"text": "<image>", "label": "cat", "image": "a.png"}, {"text": "no picture", "label": "dog"}]
     config = config_for(rows, tmp_path)
@@ -190,7 +210,7 @@ def test_a_changed_file_is_prepared_anew_and_never_read_silently(tmp_path: Path)
     assert prepared_of(config, tmp_path).from_cache
     (tmp_path / "a.png").write_bytes(png((64, 48), 9))
     with pytest.raises(DataError, match="not the one that was prepared"):
-        loader.images([0], [before.train.row(0)[0]])
+        loader.images([loader.table.of(0)], [before.train.row(0)[0]])
     after = prepared_of(config, tmp_path)
     assert not after.from_cache and after.train_fingerprint != before.train_fingerprint
     write_pictures(tmp_path)
@@ -201,7 +221,7 @@ def test_a_changed_file_is_prepared_anew_and_never_read_silently(tmp_path: Path)
     for name in SIZES:
         (tmp_path / name).unlink()
     with pytest.raises(DataError, match="not the one that was prepared"):
-        loader.images([0], [before.train.row(0)[0]])
+        loader.images([loader.table.of(0)], [before.train.row(0)[0]])
 
 
 def test_pixels_are_kept_on_disk_and_are_the_same(tmp_path: Path) -> None:

@@ -14,19 +14,24 @@ import torch
 from model_families import Source
 from support import swept
 from torch import Tensor
-from vision_batches import InDouble, VisionRows, loss_alone
+from vision_batches import InDouble, VisionRows, hidden_alone, loss_alone
 from vision_models import FAMILIES, write_vision_folder
 
 from paceline.models.factory import HFModelFactory
+from paceline.models.heads.sequence_classification import Classes
 from paceline.models.role_module import RoleModule
 from paceline.plan.features.freezing import Freezing
 from paceline.plan.model.family import composites
 from paceline.plan.plan import AdapterSpec
 from paceline.protocols.model import BuildOptions
-from paceline.protocols.roles import Output
+from paceline.protocols.roles import Output, Role
 
 NLL = frozenset({Output.NLL})
 EVERY = Freezing(unfreeze=("^",))  # the tower, too
+HEADS = {
+    Role.REWARD: (Output.SCORES, None),
+    Role.CLASSIFIER: (Output.CLASSES, Classes(("bad", "fair", "good"))),
+}
 SEEN = (0, 1, 3, 0)  # images of each document
 
 
@@ -165,3 +170,18 @@ def test_bfloat16_keeps_the_text_in_its_own_low_precision(kind: str, tmp_path: P
     losses[1].backward()
     assert set(gradients(low)) == {n for n, p in low.plain_named_parameters() if p.requires_grad}
     assert "Conv" not in low.notes()["precision"] or low.carries_state
+
+
+@pytest.mark.parametrize(("kind", "role"), swept([(k, r) for k in FAMILIES for r in HEADS], 8))
+def test_a_score_is_of_the_document_s_own_last_token(kind: str, role: Role, tmp_path: Path) -> None:
+    folder, (output, classes) = write_vision_folder(tmp_path, kind), HEADS[role]
+    theirs, ours = alone(folder, torch.float32), whole(folder, role=role, classes=classes)
+    rows = VisionRows(folder, theirs)
+    documents = [rows.document(n) for n in SEEN]
+    scores = ours(rows.batch(documents), frozenset({output}))[output.value]
+    weight = ours.hf.get_submodule("score").weight
+    with torch.no_grad():
+        expected = torch.stack([hidden_alone(theirs, document)[-1] @ weight.T for document in documents])
+    torch.testing.assert_close(scores.view_as(expected), expected, rtol=2e-6, atol=2e-6)
+    scores.sum().backward()
+    assert set(gradients(ours)) == {n for n, p in ours.plain_named_parameters() if p.requires_grad}

@@ -131,20 +131,28 @@ def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     return torch.cat(padded, dim)
 
 
+def arguments_alone(hf: Any, document: Document) -> dict[str, Tensor]:
+    """The document as Transformers' own forward takes it."""
+    dtype, ids = next(hf.parameters()).dtype, document.ids[None]
+    inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in (document.inputs or {}).items()}
+    types, names = (ids == hf.config.image_token_id).long(), inspect.signature(type(hf).forward).parameters
+    inputs |= {n: types for n in ("token_type_ids", "mm_token_type_ids") if n in names}
+    return {"input_ids": ids, "use_cache": False, **inputs}
+
+
+def hidden_alone(hf: Any, document: Document) -> Tensor:
+    """The last hidden states [n, H] by ``hf``'s own forward."""
+    states: Tensor = hf(**arguments_alone(hf, document), output_hidden_states=True).hidden_states[-1][0]
+    return states
+
+
 def loss_alone(hf: Any, documents: Sequence[Document]) -> Tensor:
     """The sum of -log p over the labels, by ``hf``'s own forward of each document."""
-    token, total = hf.config.image_token_id, torch.zeros((), dtype=next(hf.parameters()).dtype)
+    total = torch.zeros((), dtype=next(hf.parameters()).dtype)
     for document in documents:
-        ids = document.ids[None]
-        types = (ids == token).long()
-        inputs: dict[str, Tensor] = {
-            k: v.to(total.dtype) if v.is_floating_point() else v for k, v in (document.inputs or {}).items()
-        }
-        names = inspect.signature(type(hf).forward).parameters
-        inputs |= {n: types for n in ("token_type_ids", "mm_token_type_ids") if n in names}
-        logits = hf(input_ids=ids, use_cache=False, **inputs).logits[0]
+        logits = hf(**arguments_alone(hf, document)).logits[0]
         labels = torch.cat([document.ids[1:], torch.tensor([IGNORE_INDEX])])
-        labels[labels == token] = IGNORE_INDEX
+        labels[labels == hf.config.image_token_id] = IGNORE_INDEX
         total = total + torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
     return total
 
