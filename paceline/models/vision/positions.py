@@ -29,11 +29,12 @@ class VisionPositions:
         """Return the positions of the whole model with this ``config.json``; None for a family whose
         documents have one position a token.
         """
-        from transformers import AutoConfig, AutoModel
+        from transformers import AutoConfig
+        from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
         values = dict(hf_config)
         config = AutoConfig.for_model(str(values.pop("model_type")), **values)
-        kind = AutoModel._model_mapping.get(type(config), None)  # type: ignore[attr-defined]
+        kind = MODEL_MAPPING[type(config)]
         index = getattr(kind, "get_rope_index", None)
         if index is None:
             return None

@@ -31,6 +31,7 @@ from model_families import Source, make_batch, spread_out
 from test_state_layers import Wide
 from tiny_families import tiny_config
 from torch import Tensor
+from vision_matrix import IMAGES, seen
 
 from paceline.core.errors import PacelineError
 from paceline.models.factory import HFModelFactory
@@ -208,10 +209,15 @@ WHOLE = "tower"
 def checked(kind: str, column: str) -> Cell:
     """The cell of ``kind`` in ``column``; refused where Paceline says no, before anything is computed."""
     refused = families()[kind].refused if kind in families() else ""
-    if refused and column != WHOLE:
+    if column in IMAGES and not composites()[kind].pixels:
+        return Cell(REFUSED, composites()[kind].no_images)
+    if refused and column not in (WHOLE, *IMAGES):
         return Cell(REFUSED, refused)
     try:
         torch.manual_seed(0)
+        if column in IMAGES:
+            seen(kind, column)
+            return Cell(WORKS)
         return with_tower(kind) if column == WHOLE else COLUMNS[column](kind)
     except PacelineError as error:
         one = error.diagnostics[0]
@@ -288,10 +294,15 @@ def page(results: Results) -> str:
         "",
         f"{_told(with_tower)} Of the language model within, the table above tells the rest.",
         "",
-        "| `model_type` | its language model | held |",
-        "|---|---|:-:|",
+        "With images, all of it trained:",
+        "",
+        *(f"- **{name}**: {' '.join((check.__doc__ or '').split())}" for name, check in IMAGES.items()),
+        "",
+        f"| `model_type` | its language model | held | {' | '.join(IMAGES)} |",
+        f"|---|---|:-:|{':-:|' * len(IMAGES)}",
         *(
-            f"| {k} | {one.text or 'as its `text_config` says'} | {MARKS[_result(results, k, WHOLE)]} |"
+            f"| {k} | {one.text or 'as its `text_config` says'} |"
+            f" {' | '.join(MARKS[_result(results, k, c)] for c in (WHOLE, *IMAGES))} |"
             for k, one in sorted(composites().items())
         ),
         "",
@@ -358,7 +369,7 @@ def main() -> None:
         return
     columns = [c for c in given.columns or COLUMNS if c in COLUMNS]
     if given.towers:
-        chosen, columns = sorted(composites()), [WHOLE]
+        chosen, columns = given.only or sorted(composites()), [WHOLE, *IMAGES]
     for kind in chosen:
         results = load()
         row = results.setdefault(kind, {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from family_matrix import COLUMNS, PAGE, WHOLE, WORKS, Cell, checked, judged, load, page
 from family_ranks import RANKED, TOGETHER, cells, rounding, run
+from vision_matrix import IMAGES
 
 # every column once, every family once
 FEW = (
@@ -34,6 +35,12 @@ def test_every_column_is_run_here_once() -> None:
 
 def test_a_model_with_a_tower_is_what_a_run_of_it_finds() -> None:
     assert checked("gemma3", WHOLE).result == load()["gemma3"][WHOLE]["result"] == WORKS
+
+
+def test_a_cell_about_images_is_what_a_run_of_it_finds() -> None:
+    assert checked("llava", "adapters").result == load()["llava"]["adapters"]["result"] == WORKS
+    assert {load()["llava"][column]["result"] for column in IMAGES} == {WORKS}
+    assert checked("aria", "images").result == "refused"
 
 
 def test_a_difference_beyond_the_bound_fails_and_a_refused_family_is_refused() -> None:

@@ -23,9 +23,11 @@ from paceline.models.attention.reference_attention import (
     AttentionOptions,
     document_mask,
     documents_generic,
+    documents_padded,
     scores_attention,
 )
 from paceline.models.attention.sequence_info import PackedSequenceInfo
+from paceline.protocols.images import Images
 
 WINDOWS = (None, 1, 2, 40, 127, 128, 129, 300)
 
@@ -53,7 +55,17 @@ def _visible(layout: PackedSequenceInfo, window: int | None) -> Tensor:
             if layout.causal
             else document_mask(b - a, window, False, torch.device("cpu"))
         )
+        for start, end in layout.blocks_of(a, b):  # tokens of an image, whichever of them the window reaches
+            near = torch.ones(end - start, end - start, dtype=torch.bool)
+            found[a + start : a + end, a + start : a + end] |= near.triu(-(window or b) + 1)
     return found
+
+
+def _with_images(layout: PackedSequenceInfo, draw: random.Random) -> PackedSequenceInfo:
+    """The layout with runs of image tokens, some from one document into the next."""
+    places = [place for place in range(layout.bounds[-1]) if draw.random() < 0.97]
+    images = Images.of({}, torch.tensor(places), (len(places),))
+    return replace(layout, blocks=images.blocks(layout.bounds))
 
 
 def _dense(counts: Tensor, places: Tensor) -> Tensor:
@@ -71,6 +83,7 @@ def test_what_a_query_sees_and_its_blocks_are_those_of_the_whole_mask(seed: int)
     layout, window = _packing(draw, seed % 3 == 2), WINDOWS[seed % len(WINDOWS)]
     if layout.keys is None:
         layout = replace(layout, causal=seed % 2 == 0)
+        layout = _with_images(layout, draw) if seed % 4 == 0 else layout
     seen, mask = layout.visible(window), _visible(layout, window)
     to = torch.arange(mask.shape[1])
     assert torch.equal((to >= seen.first[:, None]) & (to <= seen.last[:, None]), mask)
@@ -89,6 +102,23 @@ def test_what_a_query_sees_and_its_blocks_are_those_of_the_whole_mask(seed: int)
     assert torch.equal(by_query_whole, whole)
     assert torch.equal(by_query, some & ~whole)
     assert torch.equal(by_key, by_query.mT) and torch.equal(by_key_whole, by_query_whole.mT)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_of_an_image_see_each_other_in_every_kernel(seed: int) -> None:
+    draw = random.Random(seed)
+    layout, window = _with_images(_packing(draw, False, 3), draw), (None, 40)[seed % 2]
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (
+        torch.randn(1, heads, layout.bounds[-1], 16, dtype=torch.float64, generator=generator)
+        for heads in (4, 2, 2)
+    )
+    mask = _visible(layout, window)[None, None]
+    expected = scores_attention(q, k, v, mask, AttentionOptions(0.25))
+    for how in (documents_generic, documents_padded):
+        torch.testing.assert_close(how(q, k, v, layout, AttentionOptions(0.25, window=window)), expected)
+    options = AttentionOptions(0.25, window=window, softcap=1e9)  # as explicit scores
+    torch.testing.assert_close(documents_generic(q, k, v, layout, options), expected)
 
 
 def test_what_is_seen_is_found_once_for_layers_that_share_a_window() -> None:
