@@ -95,6 +95,8 @@ def metric_text(name: str, value: float) -> str:
     """Return ``eval_loss 1.2345``; accuracies, exact matches and calibration errors as percentages."""
     if is_share(name):
         return f"{name} {value:.1%}"
+    if name.startswith("learning_rate/"):  # of a part of the model
+        return f"lr {name.partition('/')[2]} {value:.3g}"
     return f"{name} {value:.4f}" if abs(value) < 1e4 else f"{name} {value:.4g}"
 
 

@@ -419,6 +419,10 @@ def _replicate_rest(hf: HFModel, cut: TensorCut, tensors: TensorParallelGroup, s
             _set_forward(module, tensor_parallel_layers.with_local_children(module, leaves, tensors))
     if trunk is not hf.base_model:
         tensor_parallel_layers.local_image_features(hf.base_model, tensors)
+        embedding = hf.get_input_embeddings()  # Gemma 4 reads a row of it
+        if isinstance(weight := embedding.weight, DTensor) and weight.placements[0].is_replicate():
+            read = tensor_parallel_layers.with_local_children(hf.base_model, [embedding], tensors)
+            _set_forward(hf.base_model, read)
 
 
 def _final_norm(hf: HFModel, trunk: nn.Module, stack: nn.Module) -> nn.Module:

@@ -15,10 +15,10 @@ from paceline.core.json_types import Json
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.mesh import Mesh
-from paceline.plan.model.family import PROJECTOR, VISION, composites, in_part
+from paceline.plan.model.family import PROJECTOR, VISION, composites, in_part, parts_of
 from paceline.plan.model.parameter_list import with_tower
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.plan import Decision
+from paceline.plan.plan import Decision, Plan
 
 if TYPE_CHECKING:
     from paceline.plan.strategies.spec import Job
@@ -129,6 +129,12 @@ class VisionChoice:
             yield Decision(KEY, "off", f"{why}: of {self.composite} the language model alone is trained")
         for path, value in self.idle.items():
             yield Decision(path, value, "it acts on images, and this run has none", False)
+
+
+def rates_of_parts(plan: Plan) -> dict[str, float]:
+    """Return by part (``vision``, ``projector``) its learning rate over the run's, where it has its own."""
+    parts = parts_of(plan.shape.composite) if plan.shape is not None else {}
+    return {parts[path]: ratio for path, ratio in plan.optimizer.rate_ratios.items()}
 
 
 def _keys_of_images(config: Config) -> Iterator[tuple[str, str]]:

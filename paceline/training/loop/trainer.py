@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -112,6 +112,7 @@ class Trainer:
     between: str = STEP  # what it does until a window is there
     late: bool = False
     max_sampling_gap: float | None = None
+    rate_ratios: Mapping[str, float] = field(default_factory=dict)  # part of the model -> its rate over lr's
     failed_saves: int = 0
     saved_step: int = field(default=0, init=False)  # of the last save that was begun, or of the resume
     _unread: UnreadStep | None = None
@@ -210,7 +211,10 @@ class Trainer:
             reserved_bytes=reserved_bytes(self.device),
             skipped=result.skipped,
             sample_digest=step.window.sample_digest,
-            extras=dict(result.extras),
+            extras={
+                **result.extras,
+                **{f"learning_rate/{part}": step.lr * ratio for part, ratio in self.rate_ratios.items()},
+            },
         )
         self.hooks.emit(event)
         check_sampling(result, self.state.step, self.max_sampling_gap)

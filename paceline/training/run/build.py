@@ -35,6 +35,7 @@ from paceline.models.heads.sequence_classification import SCALAR_ROLES, Classes
 from paceline.plan.algorithms.rollout import answers_at_evaluation
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.features.experts import router_options
+from paceline.plan.features.vision import rates_of_parts
 from paceline.plan.model.family import family_of, text_part
 from paceline.plan.model.files.folder_check import classes_of_head
 from paceline.plan.model.shape import config_coefficient
@@ -415,6 +416,7 @@ class RunBuilder:
             saves=checkpointer,
             any_rank=world.any,
             max_sampling_gap=largest_gap(t, plan.precision.compute) if generates else None,
+            rate_ratios=rates_of_parts(plan),
             between=ROLLOUT if generates else STEP,
             # a callback may stop the run for this step's loss; a rollout lasts; a profile is of this step
             late=not (generates or t.callbacks or t.profile),

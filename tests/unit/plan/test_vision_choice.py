@@ -14,7 +14,7 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.data.preflight.image_rows import images_in_rows
 from paceline.plan.features.freezing import Freezing
-from paceline.plan.features.vision import OF_IMAGES
+from paceline.plan.features.vision import OF_IMAGES, rates_of_parts
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
@@ -208,3 +208,9 @@ def test_a_rate_of_what_is_frozen_is_refused(rate: str, more: dict[str, Any], wh
     with pytest.raises(ConfigError) as caught:
         plan_of(SEES, **sections)
     assert [(d.code, d.where) for d in caught.value.diagnostics] == [("plan.freeze_rate", where)]
+
+
+def test_the_rates_of_parts_are_named() -> None:
+    rates = {"learning_rate": 1e-4, "learning_rates": {"vision": 1e-5, "projector": 2e-4}, "unfreeze": ["^"]}
+    assert rates_of_parts(plan_of(SEES, training=rates)) == {"vision": 0.1, "projector": 2.0}
+    assert rates_of_parts(plan_of(SEES)) == {}

@@ -8,6 +8,7 @@ from torch import nn
 
 from paceline.plan.model.family import composites
 from paceline.plan.plan import OptimizerSpec
+from paceline.runlog.lines import metric_text
 from paceline.strategies.optimizers.build import build_optimizer, set_learning_rate
 
 RATIOS = {"visual": 0.1, "visual.merger": 0.5}
@@ -40,3 +41,7 @@ def test_the_projector_may_lie_in_the_tower() -> None:
         "visual.merger": "projector",
         "visual.deepstack_merger_list": "projector",
     }
+
+
+def test_the_rate_of_a_part_is_logged_as_a_rate() -> None:
+    assert metric_text("learning_rate/vision", 1e-5) == "lr vision 1e-05"
