@@ -14,7 +14,6 @@ from sources import Source, sources
 #: Called by a library that the class is handed to, or read by scripts/ and tests/ as a part of what is
 #: generated.
 CALLED_BY_OTHERS = {
-    "vision_positions": "the data side will call it, or VisionPositions",
     "import_": "typer calls it: paceline config import",
     "EngineHandle.state_bytes": "Handle's, asked by the measure of the suite",
     "_Stage.set_local_bwd_input": "torch's pipeline stages call it",

@@ -53,11 +53,3 @@ class VisionPositions:
         )
         result: Ints = positions[:, 0].numpy()
         return result
-
-
-def vision_positions(hf_config: Mapping[str, Json], input_ids: Ints, grids: Ints) -> Ints | None:
-    """Return the positions of one document, int64 [A, n], as ``VisionPositions`` does; None for a family with
-    one position a token.
-    """
-    positions = VisionPositions.of(hf_config)
-    return None if positions is None else positions(input_ids, grids)
