@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from paceline.config.schema import Config
+from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.data import codes
+from paceline.data.images.decide import sees_pictures
 from paceline.data.preflight.find_sets import LocatedDataset, read_head
 from paceline.data.prepare.prepare import sets_of
 from paceline.data.rows.examples import Reading, RowReader
@@ -29,6 +32,15 @@ def write_rows(config: Config, program: str, folder: Path) -> str:
     ``prompts``. Rows that training would refuse or skip are left out. Raises DataError.
     """
     sets, evals = sets_of(config.data)
+    if sees_pictures(config.data, config.model, row_kind(algorithm_spec(config.training.algorithm).rows)):
+        raise DataError(
+            codes.DATA_IMAGES(
+                "rows with images are not written for other programs",
+                "data.train",
+                "rows have images, and the model sees them",
+                f"hand {program} the files that data.train names",
+            )
+        )
     form = _form(config, itertools.chain(sets, evals))
     write = _WRITERS[form, program] if (form, program) in _WRITERS else _WRITERS[form, ""]
     folder.mkdir(parents=True)

@@ -31,6 +31,7 @@ from paceline.data.images.row_images import with_slots
 from paceline.data.images.slots import SLOT
 from paceline.data.preview import main
 from paceline.data.rows.values import RowError
+from paceline.data.write_rows import write_rows
 
 
 def test_the_pictures_of_rows_reach_the_batch(tmp_path: Path) -> None:
@@ -329,3 +330,9 @@ def test_rows_are_shown_with_the_places_of_their_pictures(
     own = np.asarray(Image.open(tmp_path / "a.png").resize((4, 4), Image.Resampling.BOX), np.float64)
     if kind != "idefics3":  # whose first tile is a part
         assert np.abs(small - own).mean() < 12
+
+
+def test_rows_with_pictures_are_not_written_for_other_programs(tmp_path: Path) -> None:
+    config = config_for([turns("<image>", images=["a.png"])], tmp_path)
+    with pytest.raises(DataError, match="not written for other programs"):
+        write_rows(config, "trl", tmp_path / "rows")
