@@ -271,6 +271,16 @@ class _PLAN_VISION_ALGORITHM(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_VISION_ANSWERS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_VISION_RATES(CodeName):
     def __call__(
         self,
@@ -1200,6 +1210,7 @@ PLAN_FREEZE_ROUNDED: _PLAN_FREEZE_ROUNDED
 PLAN_VISION_NO_TOWER: _PLAN_VISION_NO_TOWER
 PLAN_VISION_FAMILY: _PLAN_VISION_FAMILY
 PLAN_VISION_ALGORITHM: _PLAN_VISION_ALGORITHM
+PLAN_VISION_ANSWERS: _PLAN_VISION_ANSWERS
 PLAN_VISION_RATES: _PLAN_VISION_RATES
 PLAN_VISION_CONTEXT: _PLAN_VISION_CONTEXT
 PLAN_VISION_PIPELINE: _PLAN_VISION_PIPELINE

@@ -89,6 +89,8 @@ class VisionChoice:
             yield codes.PLAN_VISION_RATES(RATES, why, why=why)
         if spec.on_policy or not spec.reads_images:
             yield codes.PLAN_VISION_ALGORITHM("training.algorithm", spec.name, algorithm=spec.name)
+        if training.eval_generate:
+            yield codes.PLAN_VISION_ANSWERS("training.eval_generate", "true")
         for axis, code in (("cp", codes.PLAN_VISION_CONTEXT), ("pp", codes.PLAN_VISION_PIPELINE)):
             if mesh is not None and (size := getattr(mesh, axis)) > 1:
                 yield code(f"training.parallelism.{axis}_size", str(size), key=self.key)

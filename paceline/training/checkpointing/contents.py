@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.checkpoint.base_model_files import base_files, join_folders
+from paceline.checkpoint.base_model_files import base_files, join_folders, processor_files
 from paceline.checkpoint.export.architecture import VISION, gives_scores
 from paceline.checkpoint.export.untrained_tensors import STATE_KEY
 from paceline.checkpoint.load.start_folder import START_FOLDER
@@ -120,10 +120,12 @@ def hugging_face_files(
 
 def kept_files(model: ModelSection, tokenizer: Path) -> dict[str, bytes]:
     """Return the files of the base model's folder that its checkpoints keep. These include its tokenizer if
-    nothing was added to it, else that of the ``tokenizer`` folder.
+    nothing was added to it, else that of the ``tokenizer`` folder. A model from scratch has its image
+    processor's settings from the folder that ``model.tokenizer`` names.
     """
     folder = None if model.name_or_path is None else weights_folder(model.name_or_path, model.revision)
-    kept = {} if folder is None else base_files(folder)
+    new = {} if model.tokenizer is None else processor_files(Path(model.tokenizer).expanduser())
+    kept = new if folder is None else base_files(folder)
     added = model.add_tokens or model.add_special_tokens or model.special_tokens
     changed = added or model.chat_template or model.chat_template_kwargs
     unchanged = model.tokenizer in (None, model.name_or_path) and not changed

@@ -178,3 +178,16 @@ def test_an_export_is_its_base_with_other_weights(seed: int, tmp_path: Path) -> 
 @pytest.mark.parametrize("seed", WHOLE)
 def test_an_export_is_its_base_with_other_weights_over_many_bases(seed: int, tmp_path: Path) -> None:
     one_base(seed, tmp_path)
+
+
+def test_a_model_from_scratch_keeps_the_image_processor_of_its_tokenizers_folder(tmp_path: Path) -> None:
+    named, prepared = tmp_path / "named", tmp_path / "prepared"
+    for folder in (named, prepared):
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text("{}")
+    (named / "preprocessor_config.json").write_text('{"patch_size": 4}')
+    new = ModelSection(config={"model_type": "qwen2_5_vl"}, tokenizer=str(named))
+    assert kept_files(new, prepared) == {
+        "preprocessor_config.json": b'{"patch_size": 4}',
+        "tokenizer.json": b"{}",
+    }

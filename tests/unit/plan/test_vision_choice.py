@@ -108,6 +108,7 @@ GRPO = {"algorithm": "grpo", "rollout": {"rewards": [{"name": "ended"}]}}
             "plan.vision_rates",
         ),
         (UNREAD, {}, "auto", "plan.vision_family"),
+        (SEES, {"eval_generate": True, "eval_strategy": "epoch"}, "auto", "plan.vision_answers"),
         (SEES, GRPO, "auto", "plan.vision_algorithm"),
         (SEES, {**GRPO, "algorithm": "ppo"}, True, "plan.vision_algorithm"),
         (SEES, {**GRPO, "algorithm": "rloo"}, True, "plan.vision_algorithm"),
