@@ -30,8 +30,9 @@ _GRAPHS = 64
 
 class CompiledLayers:
     """The compiled layers of one model. ``count``: how many there are; ``stateful``: how many run
-    uncompiled because they pass a state from token to token; ``refused``: why all do; ``ahead``: whether
-    some micro-batches ran uncompiled, since tokens of an image see later ones.
+    uncompiled because they pass a state from token to token; ``refused``: why all do.
+
+    ``ahead``: some micro-batches ran uncompiled, since tokens of an image see later ones.
     """
 
     def __init__(self, hf: HFModel, slot: AttentionContext, backend: str, mode: str | None) -> None:

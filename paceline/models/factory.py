@@ -276,7 +276,7 @@ class HFModelFactory:
         self.swap_kernels(hf, options, stand_in=device is None)
 
     def swap_kernels(self, hf: HFModel, options: BuildOptions, stand_in: bool = False) -> None:
-        """Swap in Paceline's own kernels wherever they compute the same as the model's classes; with
+        """Swap in Paceline's own kernels wherever they compute the same as the model's classes. With
         ``stand_in`` they are probed with substitute values for parameters on meta.
         """
         text = text_model(hf)  # the tower computes by its own class

@@ -74,7 +74,9 @@ class RoleModule(RootModule):
     ) -> None:
         """``temperature``: log-probabilities and entropies are those of softmax(logits / temperature);
         ``chunk_bytes``: of logits that the head computes at a time; ``keeps_frozen``: frozen weights keep
-        their masters in low precision too; ``gathers``: an engine gathers or shards single submodules.
+        their masters in low precision too.
+
+        ``gathers``: an engine gathers or shards single submodules.
         """
         super().__init__()
         self.role = role
@@ -260,8 +262,8 @@ class RoleModule(RootModule):
 
     @contextmanager
     def _tied(self, batch: Batch) -> Iterator[None]:
-        """Inside the context, if ``batch`` has no images, a zero that the tower's parameters give is added to
-        the embeddings: where the features of images enter, so that gradients come in the same order.
+        """Inside the context, if ``batch`` has no images, a zero of the tower's parameters is added to the
+        embeddings. Features of images enter there, so gradients come in the same order.
         """
         zero = None
         if self.vision is not None and batch.images is None:

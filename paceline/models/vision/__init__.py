@@ -1,1 +1,1 @@
-"""Models with a vision tower, trained whole: images beside the packed row."""
+"""Models that are trained with their vision tower."""

@@ -38,7 +38,7 @@ class TrunkInputs(TypedDict, total=False):
 class VisionTower:
     """Features of images from ``hf``'s tower and projector; ``both_ways``: see ``Composite``.
 
-    ``gathers``: an engine gathers or shards the parameters of single modules, so the tower computes a small
+    ``gathers``: an engine gathers or shards the parameters of single modules. Then the tower computes a small
     image in a micro-batch without any; else its parameters are added times zero. ``dtype``: of its products,
     under autocast, since its classes have no low-precision forms of ours.
     """
@@ -65,8 +65,9 @@ class VisionTower:
         return {"inputs_embeds": embedded.masked_scatter(places, features)}
 
     def in_rows(self, ids: Tensor, real: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the tokens [D, L] of padded rows without an image's in the padding (where not ``real``), and
-        what tells a trunk whose images' tokens see each other which those are.
+        """Return the tokens [D, L] of padded rows, none of an image where not ``real``.
+
+        A trunk whose images' tokens see each other also gets which those are.
         """
         token = int(getattr(self._hf.config, IMAGE_TOKEN))
         ids = torch.where(real, ids, int(token == 0))

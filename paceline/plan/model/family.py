@@ -153,8 +153,8 @@ class Composite:
     - ``pixels``: the form of its tower's inputs (``models.vision.dummy_image``); empty: images cannot train,
       and ``no_images`` says why
     - ``merged_here``: its class casts features to its masters' dtype, so the embeddings are merged here
-    - ``both_ways``: layers of the language model where the tokens of an image see each other: ``all``, or
-      ``windows``, those with a window, if its ``use_bidirectional_attention`` is ``vision``; empty: none
+    - ``both_ways``: layers where the tokens of an image see each other: ``all``, or those with ``windows`` if
+      its ``use_bidirectional_attention`` is ``vision``; empty: none
     """
 
     text: str = ""
