@@ -77,19 +77,19 @@ class ImageLoader:
         ``pictures``: of each document, with their tokens; ``documents``: their ids, int32 [n]. Raises
         DataError if a picture has changed since it was prepared.
         """
-        listed = [[*placed] for placed in pictures]
+        listed = [[*pairs] for pairs in pictures]
         if not any(listed):
             return None
         made: dict[tuple[str, bool], Inputs] = {}
         parts: list[Inputs] = []
-        for placed in listed:
-            parts += self._of_document([picture for picture, _ in placed], made)
+        for pairs in listed:
+            parts += self._of_document([picture for picture, _ in pairs], made)
         inputs = {
             name: torch.from_numpy(np.ascontiguousarray(a))
             for name, a in self.processor.joined(parts).items()
         }
         places = np.flatnonzero(np.concatenate(documents) == self.token_id)
-        counts = tuple(count for placed in listed for _, count in placed)
+        counts = tuple(count for pairs in listed for _, count in pairs)
         if len(places) != sum(counts):
             raise DataError(
                 codes.DATA_IMAGE_CHANGED("data.train", f"{len(places)} tokens, {sum(counts)} features")

@@ -61,11 +61,6 @@ def image_layout(settings: ImageSettings, width: int, height: int, *, alone: boo
     return ImageLayout(_LAYOUTS[settings.family.layout](settings, width, height, alone))
 
 
-def image_tokens(settings: ImageSettings, width: int, height: int) -> int:
-    """Return the tokens by which a picture lengthens its row. Raises ValueError."""
-    return image_layout(settings, width, height).length
-
-
 def _grid(s: ImageSettings, width: int, height: int, alone: bool) -> tuple[Run, ...]:
     """Patches in a grid, merged by squares (Qwen-VL)."""
     factor = s.number("patch_size") * s.number("merge_size")
