@@ -303,6 +303,18 @@ class _PLAN_VISION_CONTEXT(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_VISION_TENSOR(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        option: object,
+        why: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_VISION_PIPELINE(CodeName):
     def __call__(
         self,
@@ -1213,6 +1225,7 @@ PLAN_VISION_ALGORITHM: _PLAN_VISION_ALGORITHM
 PLAN_VISION_ANSWERS: _PLAN_VISION_ANSWERS
 PLAN_VISION_RATES: _PLAN_VISION_RATES
 PLAN_VISION_CONTEXT: _PLAN_VISION_CONTEXT
+PLAN_VISION_TENSOR: _PLAN_VISION_TENSOR
 PLAN_VISION_PIPELINE: _PLAN_VISION_PIPELINE
 PLAN_FREEZE_RATE: _PLAN_FREEZE_RATE
 PLAN_BALANCE_LOSS: Code

@@ -94,6 +94,22 @@ class VisionChoice:
         for axis, code in (("cp", codes.PLAN_VISION_CONTEXT), ("pp", codes.PLAN_VISION_PIPELINE)):
             if mesh is not None and (size := getattr(mesh, axis)) > 1:
                 yield code(f"training.parallelism.{axis}_size", str(size), key=self.key)
+        if mesh is not None and mesh.tp > 1:
+            yield from self._shared(job)
+
+    def _shared(self, job: Job) -> Iterator[Diagnostic]:
+        """Yield options of tensor parallelism that do not go with images."""
+        composite, layers = composites().get(self.composite), job.parallelism
+        reads = composite is not None and composite.reads_embedding
+        obstacles = {
+            "sequence_parallel": (layers.sequence_parallel, "features of images enter whole rows"),
+            "loss_parallel": (layers.loss_parallel and reads, "its class reads rows of the embedding"),
+        }
+        for option, (is_set, why) in obstacles.items():
+            if is_set:
+                yield codes.PLAN_VISION_TENSOR(
+                    f"training.parallelism.{option}", "true", option=option, why=why
+                )
 
     def rate_ratios(self, job: Job) -> dict[str, float]:
         """Return the rates of tower and projector over ``learning_rate``, by path (``OptimizerSpec``)."""

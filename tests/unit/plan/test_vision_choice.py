@@ -215,3 +215,28 @@ def test_the_rates_of_parts_are_named() -> None:
     rates = {"learning_rate": 1e-4, "learning_rates": {"vision": 1e-5, "projector": 2e-4}, "unfreeze": ["^"]}
     assert rates_of_parts(plan_of(SEES, training=rates)) == {"vision": 0.1, "projector": 2.0}
     assert rates_of_parts(plan_of(SEES)) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "refused"),
+    [
+        ("qwen2_5_vl", "sequence_parallel", True),
+        ("qwen2_5_vl", "loss_parallel", False),
+        ("gemma4", "loss_parallel", True),
+    ],
+)
+def test_options_of_tensor_parallelism_that_images_do_not_go_with(
+    kind: str, option: str, refused: bool
+) -> None:
+    of = (
+        SEES
+        if kind == "qwen2_5_vl"
+        else {**SEES, "model_type": kind, "text_config": {**TEXT, "model_type": f"{kind}_text"}}
+    )
+    training = {"distributed_strategy": "fsdp", "parallelism": {"tp_size": 2, option: True}}
+    try:
+        plan_of(of, world=2, training=training)
+        wrong: list[str] = []
+    except ConfigError as error:
+        wrong = [d.where for d in error.diagnostics if d.code == "plan.vision_tensor"]
+    assert wrong == ([f"training.parallelism.{option}"] if refused else [])
