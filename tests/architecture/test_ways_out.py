@@ -77,6 +77,8 @@ WRITERS = {
     "paceline/evaluation/scores/metrics.py": "answers, in a temporary folder",
     "paceline/evaluation/open_run.py": "the path of a checkpoint, in a temporary folder",
     "paceline/evaluation/processes/work_folder.py": "settings and results, beside what the user names",
+    "paceline/evaluation/pictures.py": "pictures of the rows, in that folder",
+    "paceline/evaluation/picture_chat.py": "pictures of the command line, in a temporary folder",
     "paceline/watch/page/columns.py": "numbers",
     "paceline/watch/page/index.py": "what a run's events hold, redacted as they were written",
     "paceline/demo/pictures.py": "the demo's own rows and tokenizer",
