@@ -73,11 +73,6 @@ class Sight:
         """The text of the question."""
         return NAME if self.kind == "name" else COUNT
 
-    @property
-    def answer_tokens(self) -> int:
-        """Tokens of the answer and its end: each word is one."""
-        return len(self.answer.split()) + 1
-
 
 def sights(seed: str, count: int) -> list[Sight]:
     """Return ``count`` questions, naming and counting in turn."""

@@ -48,6 +48,14 @@ def answering(run: RunDir, questions: Path, *, initial: bool) -> list[str]:
     return [*argv, "--max-new-tokens", "12", *(["--initial"] if initial else [])]
 
 
+def output_of(step: str, argv: Sequence[str]) -> str:
+    """Run a command and return its standard output. Raises PacelineError."""
+    done = subprocess.run(list(argv), stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise Stopped(done.returncode, codes.DEMO_STEP_FAILED(detail=step, returncode=done.returncode))
+    return done.stdout
+
+
 def timed(console: Console, step: str, argv: Sequence[str], *, quiet: bool = False) -> float:
     """Run a command and return its seconds; ``quiet``: print its output only if it fails.
 

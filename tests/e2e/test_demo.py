@@ -147,6 +147,7 @@ def test_the_demo_with_images_trains_and_says_how_many_pictures_it_answers(tmp_p
     assert done.code == 0, done.out[-3000:] + done.err[-3000:]
     root = tmp_path / "outputs" / "demo-vision"
     numbers = json.loads((root / "numbers.json").read_text())["numbers"]
-    assert numbers[0]["name"].startswith("held-out pictures") and numbers[0]["before"] < 0.5
+    assert numbers[0]["name"].startswith("held-out pictures") and 0 <= numbers[0]["after"] <= 1
+    assert "--image" in done.out
     assert (root / "vision/plot.png").is_file() and "Fewer steps" in done.out
     assert json.loads((root / "vision/plan.json").read_text())["vision"] is True
