@@ -185,3 +185,17 @@ def test_a_score_is_of_the_document_s_own_last_token(kind: str, role: Role, tmp_
     torch.testing.assert_close(scores.view_as(expected), expected, rtol=2e-6, atol=2e-6)
     scores.sum().backward()
     assert set(gradients(ours)) == {n for n, p in ours.plain_named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("kind", swept(("qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe"), 3))
+def test_experts_are_counted_by_document(kind: str, tmp_path: Path) -> None:
+    folder = write_vision_folder(tmp_path, kind)
+    module = whole(folder)
+    rows = VisionRows(folder, module.hf)
+    documents = [rows.document(n) for n in SEEN]
+    wanted = frozenset({Output.ROUTER})
+    together, *apart = (
+        module(rows.batch(some), wanted)["router"]
+        for some in (documents, *([document] for document in documents))
+    )
+    torch.testing.assert_close(together, torch.cat(apart, dim=1), rtol=1e-6, atol=1e-6)
