@@ -235,6 +235,7 @@ class TracedLayout(NamedTuple):
     padded: PaddedRows | None
     causal: bool
     keys: None = None
+    blocks: tuple[()] = ()  # a micro-batch that has some runs uncompiled
 
 
 def _any_layout(layout: PackedSequenceInfo, tokens: int, *, rows: bool) -> Any:

@@ -64,7 +64,7 @@ def visible_and_counted(bounds: Sequence[int]) -> Callable[..., VisibleKeys]:
 
     def of(*args: Any) -> VisibleKeys:
         seen = made(*args)
-        seen.first.numbers.block_count = blocks_of(bounds, args[4])  # type: ignore[attr-defined]
+        seen.first.numbers.block_count = blocks_of(bounds, args[3])  # type: ignore[attr-defined]
         return seen
 
     return of
