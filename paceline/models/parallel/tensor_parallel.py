@@ -32,7 +32,7 @@ from paceline.models.replace_forward import own_class
 from paceline.models.role_module import RoleModule
 from paceline.models.vision.whole_model import text_model
 from paceline.plan import codes as plan_codes
-from paceline.plan.model.family import family_of
+from paceline.plan.model.family import composites, family_of
 from paceline.protocols.model import RootModule
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
     """
     text = config.get_text_config()
     plan: Mapping[str, str] = getattr(text, "base_model_tp_plan", None) or {}
-    plan = plan or family_of(text.model_type).tp_plan
+    plan = plan or family_of(text.model_type).tp_plan or _plan_of_same(text.model_type)
     if getattr(text, "slow_but_exact", False) and getattr(text, "pretraining_tp", 1) > 1:
         raise _refused(
             plan_codes.MODELS_TP_STYLE,
@@ -85,6 +85,18 @@ def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
             "use fsdp without tp_size",
         )
     return dict(plan)
+
+
+def _plan_of_same(kind: str) -> Mapping[str, str]:
+    """Return the plan of the causal class that computes a text as the whole model of the text type ``kind``
+    does (Qwen3 for Qwen3-VL's), whose layers have the same names; empty if there is none.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    composite = composites().get(kind.removesuffix("_text"))
+    if composite is None or not composite.text:
+        return {}
+    return CONFIG_MAPPING[composite.text].base_model_tp_plan or {}
 
 
 def apply_tensor_parallel(
