@@ -315,6 +315,16 @@ class _PLAN_VISION_TENSOR(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_VISION_ORDER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_VISION_PIPELINE(CodeName):
     def __call__(
         self,
@@ -1226,6 +1236,7 @@ PLAN_VISION_ANSWERS: _PLAN_VISION_ANSWERS
 PLAN_VISION_RATES: _PLAN_VISION_RATES
 PLAN_VISION_CONTEXT: _PLAN_VISION_CONTEXT
 PLAN_VISION_TENSOR: _PLAN_VISION_TENSOR
+PLAN_VISION_ORDER: _PLAN_VISION_ORDER
 PLAN_VISION_PIPELINE: _PLAN_VISION_PIPELINE
 PLAN_FREEZE_RATE: _PLAN_FREEZE_RATE
 PLAN_BALANCE_LOSS: Code

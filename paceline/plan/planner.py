@@ -203,6 +203,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     problems += check_freezing(shape, freezing, mesh, adapters=job.lora is not None)
     problems += check_rates(training, job.lora, freezing) if vision.on else ()
     problems += vision.check(job, mesh)
+    problems += vision.check_engine(None if engine is None else engine.options)
     if cut is not None:
         run = replace(run, mesh=cut.mesh)
         problems += check_family(shape, cut.mesh)

@@ -153,6 +153,7 @@ class Composite:
     - ``pixels``: the form of its tower's inputs (``models.vision.dummy_image``); empty: images cannot train,
       and ``no_images`` says why
     - ``merged_here``: its class casts features to its masters' dtype, so the embeddings are merged here
+    - ``in_layers``: features of images enter several layers of the language model
     - ``reads_embedding``: its class reads rows of the embedding itself
     - ``both_ways``: layers where the tokens of an image see each other: ``all``, or those with ``windows`` if
       its ``use_bidirectional_attention`` is ``vision``; empty: none
@@ -168,6 +169,7 @@ class Composite:
     merged_here: bool = False
     both_ways: str = ""
     reads_embedding: bool = False
+    in_layers: bool = False
 
     @property
     def parts(self) -> Mapping[str, str]:

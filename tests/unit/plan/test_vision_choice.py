@@ -240,3 +240,14 @@ def test_options_of_tensor_parallelism_that_images_do_not_go_with(
     except ConfigError as error:
         wrong = [d.where for d in error.diagnostics if d.code == "plan.vision_tensor"]
     assert wrong == ([f"training.parallelism.{option}"] if refused else [])
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("qwen3_vl", True), ("qwen2_5_vl", False)])
+def test_gradients_are_not_summed_in_another_order(kind: str, refused: bool) -> None:
+    of = {**SEES, "model_type": kind, "text_config": {**TEXT, "model_type": f"{kind}_text"}}
+    try:
+        plan_of(of, world=2, training={"distributed_strategy": "zero2"})
+        wrong: list[str] = []
+    except ConfigError as error:
+        wrong = [d.code for d in error.diagnostics]
+    assert ("plan.vision_order" in wrong) is refused
