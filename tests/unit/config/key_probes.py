@@ -162,7 +162,7 @@ def loaded(world: int = 2) -> Callable[[Tree], Any]:
 class Table:
     """20 documents, as much of a token table as a source of rows asks for."""
 
-    weights, group, columns = (1.0,), 1, {}
+    weights, group, columns, images = (1.0,), 1, {}, None
     lengths = np.array([3 + i % 7 for i in range(20)], np.int32)
     group_lengths, group_dataset, source_row = lengths, np.zeros(20, np.int32), np.arange(20)
 
@@ -213,6 +213,7 @@ def session(tree: Tree) -> RunBuilder:
         definition="v",
         path=Path("p"),
         tokenizer_path=Path("t"),
+        images=None,
     )
     made = plan_of(config)
     return RunBuilder(WORLD, made, config, prepared, RunDir.at(made.run_dir))  # type: ignore[arg-type]

@@ -57,7 +57,8 @@ SERVER = {
     "training.rollout.verify_weights": False,
 }
 TEXT = {**p.MODEL, "model_type": "qwen2_5_vl_text"}
-SEES = {"model.config": {"model_type": "qwen2_5_vl", "text_config": TEXT, "vision_config": {}}}
+TOWER = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32}
+SEES = {"model.config": {"model_type": "qwen2_5_vl", "text_config": TEXT, "vision_config": TOWER}}
 IMAGES = {
     "model.processor_kwargs": {"do_resize": False},
     "data.media_dir": "/pictures",
@@ -387,7 +388,13 @@ TABLE: dict[str, Key | Read] = {
     ),
     "training.freeze": Key(p.factory, ["embed_tokens"], {}),
     "training.unfreeze": Key(p.factory, ["embed_tokens"], {}),
-    **under("training.learning_rates", p.plan(), {**SEES, "model.vision": True}, vision=1e-6, projector=1e-5),
+    **under(
+        "training.learning_rates",
+        p.plan(),
+        {**SEES, "model.vision": True, "training.freeze": ["vision"], "training.unfreeze": ["vision"]},
+        vision=1e-6,
+        projector=1e-5,
+    ),
     **{path: Key(p.said_idle(path), value) for path, value in IMAGES.items()},
     "training.disable_dropout": Key(p.factory, True, {}),
     "training.torch_compile_backend": Key(p.factory, "eager", COMPILED),
