@@ -195,6 +195,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     if spec is not None and engine is not None:
         here = job.hardware.packages is not None
         problems += check_adapter(adapter, spec, engine.mesh, precision.compute, engine.options, here=here)
+        problems += vision.check_order(spec, engine.options)
         problems += check_rounding(shape, freezing, spec.state_split, precision, routers=router.frozen)
     problems += check_encoder(shape, training.algorithm, job.algorithm.encodes, adapter)
     problems += check_expert_adapters(run, shape)
@@ -203,7 +204,6 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     problems += check_freezing(shape, freezing, mesh, adapters=job.lora is not None)
     problems += check_rates(training, job.lora, freezing) if vision.on else ()
     problems += vision.check(job, mesh)
-    problems += vision.check_engine(None if engine is None else engine.options)
     if cut is not None:
         run = replace(run, mesh=cut.mesh)
         problems += check_family(shape, cut.mesh)

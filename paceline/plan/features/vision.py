@@ -19,12 +19,11 @@ from paceline.plan.model.family import PROJECTOR, VISION, composites, in_part, p
 from paceline.plan.model.parameter_list import with_tower
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision, Plan
-from paceline.plan.strategy_options import DeepSpeedOptions, EngineOptions
+from paceline.plan.strategy_options import EngineOptions
 
 if TYPE_CHECKING:
-    from paceline.plan.strategies.spec import Job
+    from paceline.plan.strategies.spec import Job, StrategySpec
 
-_BY_ARRIVAL = 2  # the stage that sums gradients in the order in which they come
 KEY, RATES = "model.vision", "training.learning_rates"
 #: What acts on images alone.
 OF_IMAGES = (
@@ -99,12 +98,12 @@ class VisionChoice:
         if mesh is not None and mesh.tp > 1:
             yield from self._shared(job)
 
-    def check_engine(self, options: EngineOptions | None) -> Iterator[Diagnostic]:
-        """Yield why the engine's order of gradients does not go with images in some ranks' rows only."""
+    def check_order(self, spec: StrategySpec, options: EngineOptions) -> Iterator[Diagnostic]:
+        """Yield why the strategy's order of gradients does not go with images in some ranks' rows only."""
         composite = composites().get(self.composite)
-        stage = options.zero_stage if isinstance(options, DeepSpeedOptions) else 0
-        if self.on and stage == _BY_ARRIVAL and composite is not None and composite.in_layers:
-            yield codes.PLAN_VISION_ORDER("training.distributed_strategy", f"ZeRO-{stage}")
+        in_layers = self.on and composite is not None and composite.in_layers
+        if in_layers and spec.sums_as_they_come(options):
+            yield codes.PLAN_VISION_ORDER("training.distributed_strategy", spec.label(options))
 
     def _shared(self, job: Job) -> Iterator[Diagnostic]:
         """Yield options of tensor parallelism that do not go with images."""

@@ -257,6 +257,10 @@ class StrategySpec:
         it."""
         return False
 
+    def sums_as_they_come(self, engine: EngineOptions) -> bool:
+        """Whether ranks sum gradients in the order in which they come, which must be the same on all."""
+        return False
+
     def own_stages(self, plan: Plan, rank: int) -> StagesOfRank | None:
         """Return the pipeline stages that ``rank`` holds (for ``pieces_of``); None: the whole model."""
         return None

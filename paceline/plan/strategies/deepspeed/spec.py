@@ -250,6 +250,9 @@ class DeepSpeedSpec(StrategySpec):
     def gathers_by_layer(self, engine: EngineOptions) -> bool:
         return self._stage(engine) == 3
 
+    def sums_as_they_come(self, engine: EngineOptions) -> bool:
+        return self._stage(engine) == 2
+
     def keeps_packed(self, engine: EngineOptions) -> bool:
         return self._stage(engine) in _KEEP_PACKED
 
