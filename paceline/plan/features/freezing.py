@@ -19,7 +19,7 @@ from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family import PROJECTOR, VISION, Family, in_part, parts_of
-from paceline.plan.model.parameter_list import ALL_LINEAR, Parameter, parameters_of
+from paceline.plan.model.parameter_list import ALL_LINEAR, Parameter, parameters_of, with_tower
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision, Plan, Precision
 
@@ -41,8 +41,7 @@ class Freezing:
 
     ``parts``: of a model with a vision tower, ``Composite.parts``. Its tower is frozen unless ``unfreeze``
     names it. A pattern that names something in the text names nothing beside it, unless it is a regular
-    expression. The words ``vision``, ``projector`` and ``text`` name parts. ``unreached``: paths of modules
-    that no image's gradient reaches, never trained.
+    expression. The words ``vision``, ``projector`` and ``text`` name parts.
     """
 
     freeze: tuple[str, ...] = ()
@@ -50,7 +49,6 @@ class Freezing:
     keeps_masters: bool = True
     head: str = Family().head[-1]
     parts: Mapping[str, str] = field(default_factory=dict)
-    unreached: tuple[str, ...] = ()
 
     @classmethod
     def configured(
@@ -96,8 +94,7 @@ class Freezing:
         if self.freeze or not self.unfreeze:
             frozen = self._named(self.freeze, known) | self._in_tower(known)
         of_head = {name for name in known if name.startswith(f"{self.head}.")}
-        trained = (known - frozen) | self._named(self.unfreeze, known) | of_head
-        return frozenset(name for name in trained if not in_part(name, self.unreached))
+        return (known - frozen) | self._named(self.unfreeze, known) | of_head
 
     def _named(self, patterns: Iterable[str], known: frozenset[str]) -> frozenset[str]:
         """Return the names that ``patterns`` mean (see ``parts``)."""
@@ -231,9 +228,12 @@ def check_freezing(
         return
     if mesh is not None and mesh.pp > 1:
         yield codes.PLAN_FREEZE_PIPELINE(key, f"[{', '.join(value)}]")
-    if shape is not None and shape.exact and not freezing.parts:  # else the names of the tower are not known
-        listed = parameters_of(shape)
-        yield from freezing.check([p.name for p in listed], _ties(shape, listed))
+    if shape is None or not shape.exact or (freezing.parts and shape.tower is None):
+        return  # some names are known only when the model is built
+    listed = parameters_of(with_tower(shape) if freezing.parts else shape)
+    yield from freezing.check(
+        [_in_whole(p.name, freezing.parts) for p in listed], _ties(shape, listed, freezing.parts)
+    )
 
 
 def check_rounding(
@@ -258,8 +258,16 @@ def check_rounding(
         yield codes.PLAN_FREEZE_ROUNDED(key, value, dtype=precision.compute, stored=stored)
 
 
-def _ties(shape: ModelShape, listed: tuple[Parameter, ...]) -> dict[str, str]:
-    return {"lm_head.weight": listed[0].name} if shape.tied and listed else {}
+def _in_whole(name: str, parts: Mapping[str, str]) -> str:
+    """Return a parameter's name in the whole model with these parts; ``name`` itself for a text alone."""
+    if not parts or in_part(name, parts) or not name.startswith("model."):
+        return name
+    text = "text_model" if "vision_model" in parts else "language_model"
+    return f"model.{text}.{name.removeprefix('model.')}"
+
+
+def _ties(shape: ModelShape, listed: tuple[Parameter, ...], parts: Mapping[str, str]) -> dict[str, str]:
+    return {"lm_head.weight": _in_whole(listed[0].name, parts)} if shape.tied and listed else {}
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from machines import A100
+from vision_families import FAMILIES
+from vision_models import vision_config
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.data.preflight.image_rows import images_in_rows
+from paceline.models.loading.multimodal import class_of_whole
 from paceline.plan.features.freezing import Freezing
 from paceline.plan.features.vision import OF_IMAGES, rates_of_parts
 from paceline.plan.plan import Plan
@@ -251,3 +255,18 @@ def test_gradients_are_not_summed_in_another_order(kind: str, refused: bool) -> 
     except ConfigError as error:
         wrong = [d.code for d in error.diagnostics]
     assert ("plan.vision_order" in wrong) is refused
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma3", "llava", "smolvlm", "mistral3"])
+def test_wrong_names_of_frozen_parts_are_found_by_the_plan(kind: str) -> None:
+    ids = {token: number for number, token in enumerate(FAMILIES[kind].tokens)}
+    config = vision_config(kind, 320, ids)
+    short = {"max_length": 64}
+    with torch.device("meta"):
+        names = [name for name, _ in class_of_whole(config)(config).named_parameters()]
+    patterns = sorted({name.rpartition(".")[0] for name in names} - {"lm_head"})
+    plan_of(config.to_dict(), data=short, training={"freeze": patterns, "unfreeze": ["vision"]})
+    with pytest.raises(ConfigError) as raised:
+        plan_of(config.to_dict(), data=short, training={"freeze": ["model.layers.0", "visul", "projector"]})
+    (wrong,) = raised.value.diagnostics
+    assert wrong.code == "plan.freeze_name" and "model.layers.0, visul" in str(wrong)
