@@ -11,8 +11,9 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from paceline.core.json_types import JsonObject
 from paceline.demo.tokenizer import ASSISTANT, BOS, EOS, PAD, UNK, USER
 
 if TYPE_CHECKING:
@@ -132,16 +133,18 @@ def write_sights(folder: Path, name: str, made: Sequence[Sight], seed: str) -> P
     return file
 
 
+_PLAIN = ("single_word", "lstrip", "rstrip", "normalized")  # of a special token
+
+
 def write_processor(folder: Path) -> None:
     """Write the tokenizer, whose tokens are whole words, and the image processor's settings."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = [*SPECIAL, *WORDS]
-    added = [
-        {"id": i, "content": t, "special": True, "single_word": False, "lstrip": False, "rstrip": False}
-        | {"normalized": False}
+    added: list[JsonObject] = [
+        {"id": i, "content": t, "special": True, **dict.fromkeys(_PLAIN, False)}
         for i, t in enumerate(SPECIAL)
     ]
-    tokenizer: dict[str, Any] = {
+    tokenizer: JsonObject = {
         "version": "1.0",
         "added_tokens": added,
         "normalizer": None,

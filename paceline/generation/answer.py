@@ -164,9 +164,9 @@ def answer_streamed(
 ) -> str:
     """Return the answer to a prompt, and give its text to ``write`` part by part while it is generated.
 
-    Equals the result of ``answer``. ``seed``: of the sampling noise; ``agree`` returns the scores of the
-    next token [1, V] on which the processes that share the model agree; ``beside``: what the model reads
-    beside the tokens. Raises ConfigError.
+    Equals the result of ``answer``. ``seed``: of the sampling noise; ``beside``: what the model reads
+    with the tokens. ``agree`` returns the scores of the next token [1, V] on which the processes that share
+    the model agree. Raises ConfigError.
     """
     from transformers import TextStreamer
 

@@ -58,7 +58,6 @@ from paceline.plan.features.experts import (
 from paceline.plan.features.freezing import (
     Freezing,
     check_freezing,
-    check_rates,
     check_rounding,
     freezing_decisions,
 )
@@ -202,7 +201,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
     problems += check_router(shape, router, adapters=job.lora is not None)
     mesh = None if cut is None else cut.mesh
     problems += check_freezing(shape, freezing, mesh, adapters=job.lora is not None)
-    problems += check_rates(training, job.lora, freezing) if vision.on else ()
+    problems += vision.check_rates(job, freezing)
     problems += vision.check(job, mesh)
     if cut is not None:
         run = replace(run, mesh=cut.mesh)

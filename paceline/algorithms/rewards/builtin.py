@@ -49,9 +49,10 @@ def marked_number(text: str, *, anywhere: bool) -> Decimal | None:
 def without_number(rows: Iterable[tuple[str, Mapping[str, Json]]]) -> list[str]:
     """Return the rows, by their names, whose expected answer has no number."""
     return [
-        f"{name}: {str(columns['answer'])[:80]!r}"
+        f"{name}: {answer[:80]!r}"
         for name, columns in rows
-        if columns.get("answer") is not None and marked_number(str(columns["answer"]), anywhere=True) is None
+        for answer in [str(columns.get(_ANSWER, ""))]
+        if answer and marked_number(answer, anywhere=True) is None
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +96,8 @@ def run_preflight(
     return PreflightResult((*here, *of_model), tries, not imports, template, pictures)
 
 
-def _pair(value: Any) -> tuple[str, str] | None:
-    return None if value is None else (str(value[0]), str(value[1]))
+def _pair(value: Sequence[str] | None) -> tuple[str, str] | None:
+    return None if value is None else (value[0], value[1])
 
 
 def images_in_rows(config: Config, shape: ModelShape | None, *, imports: bool = True) -> bool:

@@ -88,8 +88,8 @@ def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
 
 
 def _plan_of_same(kind: str) -> Mapping[str, str]:
-    """Return the plan of the causal class that computes a text as the whole model of the text type ``kind``
-    does (Qwen3 for Qwen3-VL's), whose layers have the same names; empty if there is none.
+    """Return the plan of the causal class that computes a text as a whole model does (Qwen3 for Qwen3-VL's).
+    Its layers have the same names. ``kind``: the text type; empty if there is none.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -30,6 +30,7 @@ from paceline.models.parallel.tp_regions import (
     split,
 )
 from paceline.models.replace_forward import own_class
+from paceline.protocols.images import ImageFeatures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -185,11 +186,11 @@ def local_image_features(trunk: PreTrainedModel, tensors: TensorParallelGroup) -
     """Let ``trunk.get_image_features``, which no forward is around, read the trunk's own parameters as plain
     tensors.
     """
-    compute = cast("Callable[..., Any]", trunk.get_image_features)
+    compute = cast("Callable[..., ImageFeatures]", trunk.get_image_features)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(**inputs: Tensor) -> ImageFeatures:
         with local_parameters(trunk, tensors.group):
-            return compute(*args, **kwargs)
+            return compute(**inputs)
 
     vars(trunk)["get_image_features"] = run
 

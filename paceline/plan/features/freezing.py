@@ -12,20 +12,17 @@ from functools import lru_cache
 from itertools import takewhile
 
 from paceline.config.registries.optimizers import StateSplit
-from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family import PROJECTOR, VISION, Family, in_part, parts_of
-from paceline.plan.model.parameter_list import ALL_LINEAR, Parameter, parameters_of, with_tower
+from paceline.plan.model.parameter_list import Parameter, parameters_of, with_tower
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision, Plan, Precision
 
 FREEZE, UNFREEZE, FREEZE_ROUTER = "training.freeze", "training.unfreeze", "training.freeze_router"
-RATES = "training.learning_rates"
-_TRAINED_BY_ADAPTER = "lora.target_modules or lora.modules_to_save with names of that part"
 #: Words for the parts of a model with a vision tower.
 BESIDE_TEXT, TEXT = (VISION, PROJECTOR), "text"
 _LARGEST_LIST = 6
@@ -291,23 +288,6 @@ def trained_part(shape: ModelShape, freezing: Freezing) -> TrainedPart:
     layers = [p.layer for p in trained if p.layer is not None]
     share = sum(p.numel for p in trained) / max(1, sum(p.numel for p in listed))
     return TrainedPart(share, 0 if embedding else min(layers, default=shape.layers))
-
-
-def check_rates(
-    training: TrainingSection, lora: LoraSection | None, freezing: Freezing
-) -> Iterator[Diagnostic]:
-    """Yield rates of parts of a model with a tower of which nothing is trained."""
-    rates = training.learning_rates
-    if rates is None:
-        return
-    in_text = lora is not None and lora.target_modules == (ALL_LINEAR,) and not lora.modules_to_save
-    frozen = {VISION: bool(freezing.parts) and not freezing.unfreeze, PROJECTOR: False}
-    for part, rate in ((VISION, rates.vision), (PROJECTOR, rates.projector)):
-        if rate is not None and (in_text or frozen[part]):
-            hint = (
-                _TRAINED_BY_ADAPTER if lora is not None else f"{UNFREEZE}: ['^'], which trains the tower too"
-            )
-            yield codes.PLAN_FREEZE_RATE(f"{RATES}.{part}", f"{rate:g}", part=part, hint=hint)
 
 
 def freezing_decisions(shape: ModelShape | None, freezing: Freezing) -> Iterator[Decision]:

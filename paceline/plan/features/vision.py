@@ -14,9 +14,10 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
 from paceline.core.units import human_count
 from paceline.plan import codes
+from paceline.plan.features.freezing import UNFREEZE, Freezing
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family import PROJECTOR, VISION, composites, in_part, parts_of
-from paceline.plan.model.parameter_list import with_tower
+from paceline.plan.model.parameter_list import ALL_LINEAR, with_tower
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Decision, Plan
 from paceline.plan.strategy_options import EngineOptions
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.plan.strategies.spec import Job, StrategySpec
 
 KEY, RATES = "model.vision", "training.learning_rates"
+_TRAINED_BY_ADAPTER = "lora.target_modules or lora.modules_to_save with names of that part"
 #: What acts on images alone.
 OF_IMAGES = (
     "model.processor_kwargs",
@@ -104,6 +106,22 @@ class VisionChoice:
         in_layers = self.on and composite is not None and composite.in_layers
         if in_layers and spec.sums_as_they_come(options):
             yield codes.PLAN_VISION_ORDER("training.distributed_strategy", spec.label(options))
+
+    def check_rates(self, job: Job, freezing: Freezing) -> Iterator[Diagnostic]:
+        """Yield rates of parts of which nothing is trained."""
+        rates, lora = job.training.learning_rates, job.lora
+        if rates is None or not self.on:
+            return
+        in_text = lora is not None and lora.target_modules == (ALL_LINEAR,) and not lora.modules_to_save
+        frozen = {VISION: bool(freezing.parts) and not freezing.unfreeze, PROJECTOR: False}
+        for part, rate in ((VISION, rates.vision), (PROJECTOR, rates.projector)):
+            if rate is not None and (in_text or frozen[part]):
+                hint = (
+                    _TRAINED_BY_ADAPTER
+                    if lora is not None
+                    else f"{UNFREEZE}: ['^'], which trains the tower too"
+                )
+                yield codes.PLAN_FREEZE_RATE(f"{RATES}.{part}", f"{rate:g}", part=part, hint=hint)
 
     def _shared(self, job: Job) -> Iterator[Diagnostic]:
         """Yield options of tensor parallelism that do not go with images."""
