@@ -28,7 +28,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.units import human_count
 from paceline.models import codes
-from paceline.models.lora.base_weights import decompose, measure_rows
+from paceline.models.lora.base_weights import MERGED, decompose, measure_rows
 from paceline.models.lora.expert_lora import (
     route_adapters,
 )
@@ -41,7 +41,9 @@ from paceline.models.lora.targets import (
     fused_experts,
     is_reached,
     is_wrapped,
+    named_as_experts,
     out_of_reach,
+    read_otherwise,
     train_in_full,
     trunk_linears,
     unfit_targets,
@@ -141,6 +143,8 @@ def add_adapter(
         note += f"; {first}"
     if beyond := out_of_reach(hf):
         note += f"; none on {', '.join(beyond)}: no adapter would train there"
+    if spec.target_modules == ("all-linear",) and not spec.oft_block_size and (taken := named_as_experts(hf)):
+        note += f"; none on {', '.join(sorted(taken))}: peft takes these names for the experts'"
     if experts:
         note += f"; on the experts of {experts} layers it is computed on the routed tokens"
     identity = {**base, "fingerprint": fingerprint, "ties": trained_ties}
@@ -230,11 +234,12 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig | OFTConfig
     # Which layers: one pattern or a list of names, each of which must match something.
     targets = list(spec.target_modules)
     whole = bool(parts_of(hf.config.model_type))
-    listed = whole or fused_experts(hf) or any("." in name for name in trunk_linears(hf))
+    taken = frozenset[str]() if spec.oft_block_size else named_as_experts(hf)
+    listed = whole or taken or fused_experts(hf) or any("." in name for name in trunk_linears(hf))
     if targets == ["all-linear"] and listed:
         # peft would take the experts' tensors for a layer of its own kind, a layer's number in a list for
         # all modules of that number, and a whole model's tower
-        targets = trunk_linears(hf)
+        targets = [name for name in trunk_linears(hf) if name.rpartition(".")[2] not in taken]
     alone = len(targets) == 1 and (targets[0] == "all-linear" or is_pattern(targets[0]))
     idle = (
         []
@@ -274,6 +279,16 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig | OFTConfig
             **layers,
         )
     )
+    if others := _read_otherwise(hf, config, spec):
+        reason = "peft takes these names for the experts', as they were before Transformers 5"
+        raise ConfigError(
+            codes.MODELS_ADAPTER_TARGETS(
+                reason,
+                "lora.target_modules",
+                f"{', '.join(spec.target_modules)}: peft would choose otherwise at {', '.join(others[:4])}",
+                MERGED if spec.start else "all-linear, or a list without gate_proj, up_proj and down_proj",
+            )
+        )
     # A is drawn from the seed on the CPU, so that it is equal on every rank.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seed_for(seed, role="adapter"))
@@ -288,6 +303,13 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig | OFTConfig
         replace(spec, modules_to_save=()), beyond, beside
     )  # as files say it
     return config
+
+
+def _read_otherwise(hf: HFModel, config: LoraConfig | OFTConfig, spec: AdapterSpec) -> list[str]:
+    try:
+        return read_otherwise(hf, config)
+    except ValueError as error:
+        raise ConfigError(unfit_targets(spec, hf, str(error))) from error
 
 
 def _task(hf: HFModel) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from torch import nn
 
@@ -16,12 +17,13 @@ from paceline.models.attention.sparse_indexer import selectors
 from paceline.models.lora.base_weights import MERGED
 from paceline.models.lora.names import plain_name
 from paceline.models.module_tensors import ties
-from paceline.plan.features.peft_settings import names_module, no_adapter_in
-from paceline.plan.model.family import in_part, parts_of
+from paceline.plan.features.peft_settings import OF_EXPERTS, names_module, no_adapter_in
+from paceline.plan.model.family import composites, family_of, in_part, parts_of
 from paceline.plan.model.parameter_list import of_adapter
 from paceline.plan.plan import AdapterSpec
 
 if TYPE_CHECKING:
+    from peft import LoraConfig, OFTConfig
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     from paceline.protocols.model import HFModel
@@ -128,6 +130,31 @@ def fused_experts(hf: HFModel) -> list[str]:
         if any(p is not None and p.dim() == 3 for p in module._parameters.values())
         and not in_part(name, parts)
     ]
+
+
+def named_as_experts(hf: HFModel) -> frozenset[str]:
+    """Return the names of layers that peft takes for those of experts (``Family.renames_experts``)."""
+    composite = composites().get(str(hf.config.model_type))
+    kind = (composite.text if composite is not None else "") or hf.config.get_text_config().model_type
+    return frozenset(OF_EXPERTS if family_of(kind).renames_experts else ())
+
+
+def read_otherwise(hf: HFModel, config: LoraConfig | OFTConfig) -> list[str]:
+    """Return the linear layers that ``config`` names and peft would leave out, or adapt beside them, because
+    it takes some names for those of experts before Transformers 5; else the tensors that it would add.
+    """
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import check_target_module_exists
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    if not isinstance(config, LoraConfig):
+        return []
+    theirs = copy.deepcopy(config)
+    convert_peft_config_for_transformers(theirs, cast(nn.Module, hf), None)
+    names = [name for name, module in hf.named_modules() if isinstance(module, nn.Linear)]
+    mine, read = ({n for n in names if check_target_module_exists(c, n)} for c in (config, theirs))
+    added = set(theirs.target_parameters or ()) - set(config.target_parameters or ())
+    return sorted(mine ^ read) or sorted(added)
 
 
 def trunk_linears(hf: HFModel) -> list[str]:

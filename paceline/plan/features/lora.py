@@ -18,7 +18,7 @@ from paceline.core.json_types import as_object
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.features.experts import expert_parameters
-from paceline.plan.features.peft_settings import is_target, rank_of, rotated, with_settings
+from paceline.plan.features.peft_settings import OF_EXPERTS, is_target, rank_of, rotated, with_settings
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family import text_name
 from paceline.plan.model.files.safetensors_headers import linears
@@ -250,14 +250,16 @@ def adapter_decisions(adapter: AdapterSpec | None, shape: ModelShape | None) -> 
         )
     why = f"{trained}; everything else is frozen and not saved: checkpoints contain the adapter,"
     of_experts = shape is not None and bool(shape.experts) and adapter.target_modules == (ALL_LINEAR,)
-    base = adapter.quantization
+    base, renames = adapter.quantization, shape is not None and shape.family.renames_experts
+    named = ", ".join(OF_EXPERTS) if renames and not adapter.oft_block_size else ""
     rows = (
         (True, "lora", choice, f"{why} `paceline export --merge` writes a complete model"),
         (
             of_experts,
             "lora.target_modules",
-            "the linear layers other than the experts",
-            "in Transformers, experts are plain parameters: target_parameters gives them adapters",
+            "the linear layers other than the experts" + (f" and {named}" if named else ""),
+            "in Transformers, experts are plain parameters: target_parameters gives them adapters"
+            + ("; peft takes these names for theirs" if named else ""),
         ),
         (
             bool(adapter.start),
@@ -336,7 +338,7 @@ def _adapted(shape: ModelShape, adapter: AdapterSpec) -> Iterator[tuple[Paramete
     """Yield the weights of the linear layers that get an adapter, with the layers' names."""
     for parameter in parameters_of(shape):
         name = parameter.name.rpartition(".")[0]
-        if is_linear(shape, parameter) and is_target(adapter, name):
+        if is_linear(shape, parameter) and is_target(adapter, name, shape.family):
             yield parameter, name
 
 

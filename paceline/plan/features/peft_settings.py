@@ -12,7 +12,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject, as_number
 from paceline.plan import codes
-from paceline.plan.model.family import text_name
+from paceline.plan.model.family import Family, text_name
 from paceline.plan.model.parameter_list import ALL_LINEAR
 from paceline.plan.plan import AdapterSpec
 
@@ -121,6 +121,8 @@ OFT_FIXED: Mapping[str, Json] = {
 }
 #: Initial values that leave the base as it was: the saved factors are all there is.
 _INITS = frozenset({"gaussian", "eva", "orthogonal"})
+#: Names of layers that peft takes for the experts' (``Family.renames_experts``).
+OF_EXPERTS = ("gate_proj", "up_proj", "down_proj")
 #: Those that change the base by a decomposition of its weights, which gives the same one each time.
 DECOMPOSITIONS = frozenset({"pissa", "olora"})
 _CONVERT = (
@@ -314,8 +316,10 @@ def _is_number(value: Json) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
 
 
-def is_target(adapter: AdapterSpec, name: str) -> bool:
+def is_target(adapter: AdapterSpec, name: str, family: Family) -> bool:
     """Whether a linear layer of the trunk gets an adapter (peft's ``check_target_module_exists``)."""
+    if family.renames_experts and not adapter.oft_block_size and name.rpartition(".")[2] in OF_EXPERTS:
+        return False
     if _named(adapter.exclude_modules, name) or any(
         re.fullmatch(no_adapter_in(saved), name) for saved in adapter.modules_to_save
     ):

@@ -54,6 +54,8 @@ class Family:
         alibi_twice_in_eager: Transformers' eager attention adds its ALiBi bias twice.
         balance_loss: Transformers computes a balance loss of its experts, with this coefficient by default.
         shared_gate: its shared expert has a gate.
+        renames_experts: peft takes ``gate_proj``, ``up_proj`` and ``down_proj`` for names of experts, which
+            they once were, so that no other layer of these names gets LoRA.
 
     Classes:
         autocast: a module has no low-precision form, so it trains under ``torch.autocast``.
@@ -103,6 +105,7 @@ class Family:
     alibi_twice_in_eager: bool = False
     balance_loss: float | None = None
     shared_gate: bool = False
+    renames_experts: bool = False
     autocast: bool = False
     read_wide: bool = False
     conv1d: bool = False

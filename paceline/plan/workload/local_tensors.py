@@ -117,7 +117,7 @@ def pieces_of(
             continue
         linear = is_linear(shape, parameter)
         tensors.append(_frozen(parameter, adapter, master_bytes, linear))
-        if linear and is_target(adapter, module):
+        if linear and is_target(adapter, module, shape.family):
             outside, inside = parameter.shape[::-1] if is_transposed(shape, parameter) else parameter.shape
             if adapter.oft_block_size:
                 size = rotated(adapter, inside)

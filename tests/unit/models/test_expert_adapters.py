@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from paceline.models.factory import HFModelFactory
 from paceline.models.lora.names import adapted_modules, peft_key
 from paceline.models.role_module import RoleModule
 from paceline.plan.features.lora import adapter_parameters
+from paceline.plan.features.peft_settings import OF_EXPERTS
+from paceline.plan.model.family import families, family_of
 from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.plan import AdapterSpec
 from paceline.plan.strategies.spec import Job
@@ -31,6 +34,9 @@ from paceline.training.rollout.weight_entries import model_entries
 from tests.unit.models.merged import merge
 
 pytest.importorskip("peft")
+from peft import LoraConfig, inject_adapter_in_model
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
 NLL = frozenset({Output.NLL})
 TARGETS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 SPEC = AdapterSpec(r=3, alpha=6, target_modules=("q_proj",), target_parameters=TARGETS)
@@ -171,3 +177,44 @@ def test_the_plan_refuses_what_peft_cannot_and_names_what_it_does(changes: dict[
     with pytest.raises(ConfigError) as caught:
         planned(changes)
     assert "plan.adapter_experts" in {d.code for d in caught.value.diagnostics}
+
+
+@pytest.mark.parametrize("kind", sorted(k for k, f in families().items() if f.trained))
+def test_names_that_peft_takes_for_experts_are_those_of_the_record(kind: str) -> None:
+    config = LoraConfig(target_modules=[*OF_EXPERTS, "w1", "w2", "w3"])
+    model: Any = SimpleNamespace(config=SimpleNamespace(model_type=kind))
+    convert_peft_config_for_transformers(config, model, None)
+    assert bool(config.target_parameters) is family_of(kind).renames_experts
+
+
+@pytest.mark.parametrize("kind", ["glm4_moe", "deepseek_v3", "qwen3_next"])
+def test_all_linear_is_what_peft_reads_in_the_file_beside_experts(kind: str) -> None:
+    spec = AdapterSpec(r=2, alpha=4, target_modules=("all-linear",))
+    source = Source(config=tiny_config(kind))
+    module = HFModelFactory(source, adapter=spec, compute_dtype=torch.bfloat16)().train()
+    module(make_batch(), NLL)["nll"].backward()  # type: ignore[no-untyped-call]
+    names = {name for name, p in module.plain_named_parameters() if p.grad is not None}
+    assert names and not any("mlp" in n and "shared_expert_gate" not in n for n in names)
+    assert module.adapter is not None and "none on down_proj, gate_proj, up_proj" in module.adapter.note
+    base = HFModelFactory(source)().hf
+    settings = {**module.adapter.peft, "target_modules": set(module.adapter.peft["target_modules"])}
+    settings.pop("peft_type")
+    theirs = inject_adapter_in_model(LoraConfig(**settings), base)
+    found = {n.replace(".default", "") for n, _ in theirs.named_parameters() if ".lora_" in n}
+    assert found == names
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [
+        ("glm4_moe", ("q_proj", "gate_proj", "up_proj")),
+        ("glm4_moe", ("shared_experts.down_proj",)),
+        ("glm4_moe", ("gate_proj",)),
+        ("qwen3_moe", (r".*layers\.0\..*q_proj",)),
+        ("qwen3_moe", (r".*(q|gate|up|down)_proj",)),
+    ],
+)
+def test_what_peft_would_read_otherwise_is_refused(kind: str, targets: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        built(kind, AdapterSpec(r=2, alpha=4, target_modules=targets))
+    assert [d.code for d in raised.value.diagnostics] == ["models.adapter_targets"]

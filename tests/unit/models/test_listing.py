@@ -98,7 +98,7 @@ def test_a_list_passes_through_the_plan_s_json(kind: str) -> None:
     assert not Listing("", False, shape.listing.tensors, (replace(shape.listing.runs[0], tensors=99),)).sound
 
 
-@pytest.mark.parametrize("kind", ["granitemoe", "rwkv"])
+@pytest.mark.parametrize("kind", ["granitemoe", "rwkv", "glm4_moe", "deepseek_v3", "qwen3_next"])
 def test_adapters_are_counted_on_the_linear_layers_of_the_class(kind: str) -> None:
     spec = AdapterSpec(r=4, alpha=8, dropout=0.0, target_modules=("all-linear",))
     factory = HFModelFactory(ClassRequest(config=tiny_config(kind)), adapter=spec)

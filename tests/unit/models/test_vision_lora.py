@@ -21,7 +21,7 @@ from paceline.plan.model.family import in_part, parts_of
 from paceline.plan.plan import AdapterSpec
 
 pytest.importorskip("peft")
-KINDS = ["llava", "gemma3", "qwen2_5_vl", "qwen3_vl_moe"]
+KINDS = ["llava", "gemma3", "qwen2_5_vl", "qwen3_vl_moe", "glm4v_moe"]
 
 
 def _whole(kind: str) -> Any:
