@@ -1,7 +1,9 @@
-"""Keys about images of LLaMA-Factory, ms-swift and axolotl: what they freeze and resize, and its rates."""
+"""Images in files of other programs: what they freeze and resize, and its rates."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from paceline.config.import_export.commands.command_line import read_command
 from paceline.config.import_export.import_config import import_command, import_data
 from paceline.config.import_export.verdicts import Imported, KeyVerdict
+from paceline.config.import_export.write_yaml import compose
 from paceline.config.schema import Config
 from paceline.core.json_types import as_object
 
@@ -150,3 +153,33 @@ def test_axolotl_trains_all_of_a_model_that_reads_images(
     assert parts(theirs) == written
     of_images = [f.key for f in theirs.of(KeyVerdict.LOST) if f.key in ("processor_type", "image_size")]
     assert of_images == ([lost] if lost else [])
+
+
+def of_trl(system: str = "trl", file: str = "a.yaml", **data: Any) -> Imported:
+    given = {"dataset_name": "org/rows", "model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct", **data}
+    return import_data(as_object(given), dict.fromkeys(given, 1), file, system)
+
+
+@pytest.mark.parametrize("system", ["trl", "hf"])
+def test_trl_and_transformers_train_all_of_a_model_that_reads_images(system: str, tmp_path: Path) -> None:
+    whole = (["vision"], ["vision"])
+    theirs = of_trl(system)
+    assert parts(theirs) == whole
+    assert "trains the tower" in compose(theirs, "a").text, "and the YAML says it"
+    assert parts(of_trl(system, model_name_or_path="Qwen/Qwen2.5-7B-Instruct")) == (None, None)
+    adapted = of_trl(system, use_peft=True, lora_target_modules="all-linear")
+    assert parts(adapted) == (None, None)
+    assert adapted.findings["lora_target_modules"].verdict is KeyVerdict.DIFFERS
+    # of a folder: by its config, by the rows, or a note where neither is here
+    folder = tmp_path / "model"
+    assert parts(of_trl(system, model_name_or_path=str(folder))) == (None, None)
+    unknown = of_trl(system, model_name_or_path=str(folder))
+    assert "if it reads images" in unknown.settings["model.name_or_path"].note
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"images": ["a.png"], "messages": []}\n', encoding="utf-8")
+    named = str(tmp_path / "a.yaml")
+    assert parts(of_trl(system, named, model_name_or_path=str(folder), dataset_name="rows.jsonl")) == whole
+    folder.mkdir()
+    for config, expected in (({"vision_config": {}}, whole), ({"model_type": "llama"}, (None, None))):
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        assert parts(of_trl(system, model_name_or_path=str(folder))) == expected

@@ -37,7 +37,7 @@ CODE: Mapping[str, Mapping[str, object]] = {
     "swift": ms_swift.CODE,
     "trl": {name: code for name, code in trl.CODE.items() if name not in trl.ADAPTERS},
     "adapters": trl.ADAPTERS,
-    "hf": {name: trl.CODE[name] for name in ("datasets", "weights")},
+    "hf": {name: trl.CODE[name] for name in ("datasets", "images", "weights")},
 }
 #: Tables under TRL's names
 OF_TRL = ("adapters", "hf")

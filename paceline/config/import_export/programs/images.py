@@ -1,14 +1,16 @@
-"""Keys of models that also read images, in LLaMA-Factory and ms-swift: what is frozen, and rates by part."""
+"""Models that also read images, in other programs: what is frozen, and rates by part."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
+from paceline.config.import_export.local_files import config_of, first_row
 from paceline.config.import_export.verdicts import KeyReader
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, as_list, as_object
 
-FREEZE, UNFREEZE = "training.freeze", "training.unfreeze"
+FREEZE, UNFREEZE, TARGETS = "training.freeze", "training.unfreeze", "lora.target_modules"
 #: Names of models whose images are read here
 _READ = re.compile(
     r"qwen-?(2|2\.5|3)[-_]?vl|qwen(2_5|3_5)|qwen3\.[56]|gemma-?3(?!n|-1b|-270m)|gemma-?4(?!n|.?unified|-e)"
@@ -38,6 +40,37 @@ def _text(names: Iterable[Json]) -> str:
 
 def _without_known(names: Iterable[Json]) -> str:
     return _READ.sub("", _text(names))
+
+
+def trained_whole(reader: KeyReader) -> None:
+    """Decide what Transformers' Trainer and TRL's train of a model that reads images: all of it, tower too.
+
+    The model's name, its config and the rows say whether it reads images; where its folder is not here and
+    they say nothing, the note of its key does.
+    """
+    key, path = "model_name_or_path", "model.name_or_path"
+    model, config, system = reader.text(key), config_of(reader), reader.result.system
+    known = reads_images(model) or "vision_config" in config or _rows_have_images(reader)
+    if known and reader.on("use_peft"):
+        targets = reader.result.settings.get(TARGETS)
+        if targets is not None:  # peft matches them anywhere in the model
+            says = "adapters reach the text alone; there also layers of the tower that have such names"
+            reader.differs("lora_target_modules", TARGETS, targets.value, says)
+    elif known:
+        says = f"{system} trains the tower, too"
+        reader.set(FREEZE, ["vision"], key)  # named by unfreeze alone, the tower would be all that is trained
+        reader.set(UNFREEZE, ["vision"], key, says)
+    elif model and not config and Path(model).is_absolute() and path in reader.result.settings:
+        says = f"not here; if it reads images, {system} trains its tower, too: training.unfreeze: ['^']"
+        reader.keep(key, path, reader.value(key), says)
+
+
+def _rows_have_images(reader: KeyReader) -> bool:
+    """Whether the first row of a data set that is here has a column of images."""
+    sets = reader.result.settings.get("data.train")
+    paths = [as_object(item).get("path") for item in as_list(sets.value)] if sets is not None else []
+    folder = Path(reader.result.file).parent
+    return any(first_row(str(path), folder).keys() & {"image", "images"} for path in paths)
 
 
 def frozen_parts(reader: KeyReader, keys: Mapping[str, str], trains_all: bool) -> None:

@@ -9,6 +9,7 @@ from paceline.config.import_export.argument_tables import NO_TRACKERS, defaults,
 from paceline.config.import_export.decide_keys import Code
 from paceline.config.import_export.local_files import config_of
 from paceline.config.import_export.programs import transformers
+from paceline.config.import_export.programs.images import trained_whole
 from paceline.config.import_export.programs.trl_data import datasets
 from paceline.config.import_export.verdicts import KeyReader
 from paceline.core.errors import ConfigError
@@ -187,6 +188,7 @@ CODE: Code = {
         reader, key := str(reader.facts["typed"]), reader.text(key)
     ),
     "datasets": datasets,
+    "images": trained_whole,
     "lengths": lengths,
     "rewards": rewards,
 }
