@@ -15,7 +15,7 @@ STACK = (
     ("weights", ("parameters",), BLUE),
     ("gradients", ("gradients",), "#7fb0e0"),
     ("optimizer", ("optimizer",), "#1d4470"),
-    ("activations", ("attention", "mlp", "checkpoints"), GREEN),
+    ("activations", ("attention", "mlp", "checkpoints", "images"), GREEN),
     ("logits and loss", ("logits",), "#e0b021"),
     ("gathered", ("gathered",), ORANGE),
     ("other models", ("others",), PURPLE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
 from paceline.config.sections.training_scale import Parallelism
@@ -16,6 +17,7 @@ from paceline.plan.features.freezing import Freezing, trained_part
 from paceline.plan.hardware.device_catalogue import FULL_PRECISION, AcceleratorCluster, card_named
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.family import PROJECTOR, VISION, in_part, parts_of
 from paceline.plan.model.parameter_list import of_adapter
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import AdapterSpec, Plan, decomposes
@@ -25,6 +27,7 @@ from paceline.plan.workload.startup_memory import start_of
 from paceline.plan.workload.step_spec import (
     AdapterSize,
     Machine,
+    PictureWork,
     RolloutSpec,
     StepSpec,
     Storage,
@@ -161,8 +164,25 @@ def search_spec_of(
         frozen_size=_frozen_size(plan),
         trained_part=trained_part(plan.shape, freezing),
         further_forwards=algorithm_spec(plan.algorithm).forwards_of(plan.config.training),
+        picture=_picture(plan, {piece.name for piece in pieces if piece.trained}),
     )
     return _with_length(spec, plan)
+
+
+def _picture(plan: Plan, trained: Collection[str]) -> PictureWork | None:
+    """Return a picture's part in a step that trains the parameters ``trained``; None without images, or if
+    the tower's layout is not known.
+    """
+    shape = plan.shape
+    if shape is None or not plan.vision or shape.tower is None:
+        return None
+    parts = parts_of(shape.composite)
+    reached = {parts.get(in_part(name, parts)) for name in trained}
+    tower, recompute = shape.tower, plan.recompute and not plan.recompute_keeps
+    size = SIZES.get(plan.precision.compute, 4)
+    saved = tower.saved(size, tower=VISION in reached, projector=PROJECTOR in reached, recompute=recompute)
+    passes = 3 + plan.recompute if VISION in reached else 1
+    return PictureWork(saved, 4.0 * tower.pixel_values, float(passes * tower.flops()))
 
 
 def _frozen_size(plan: Plan) -> float:
@@ -313,6 +333,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
         frozen_size=spec.frozen_size,
         trained_part=spec.trained_part,
         further_forwards=spec.further_forwards,
+        picture=spec.picture,
         start=start_of(layout.start, [spec.shape], quantised=False, decomposed=decomposes(plan.adapter)),
         master=float(SIZES.get(plan.precision.master, 4)),
     )

@@ -24,6 +24,7 @@ TERMS = (
     "attention",
     "mlp",
     "checkpoints",
+    "images",
     "logits",
     "gathered",
     "others",
@@ -222,7 +223,7 @@ def _reliability(f: Forecast) -> list[str]:
 def _row(c: Candidate, mark: str) -> str:
     name = (strategy_spec(c.layout.strategy).alone if c.work.world == 1 else "") or c.strategy
     states = (c.peak.parameters + c.peak.gradients + c.peak.optimizer) / GIB
-    moving = (c.peak.attention + c.peak.mlp + c.peak.checkpoints + c.peak.logits) / GIB
+    moving = (c.peak.attention + c.peak.mlp + c.peak.checkpoints + c.peak.images + c.peak.logits) / GIB
     micro = f"{c.work.micro_batch}×{c.work.accumulation}{'r' if c.work.recompute == 'full' else ''}"
     head = (
         f"{mark} {name:<20} {short_mesh(c):<21} {micro:>8} {c.bytes / GIB:>6.1f} {states:>6.1f}"

@@ -22,7 +22,14 @@ from paceline.plan.strategies.spec import strategy_spec, strategy_specs
 from paceline.plan.workload.local_tensors import SIZES, Orthogonal
 from paceline.plan.workload.startup_memory import ModelBytes as Held
 from paceline.plan.workload.startup_memory import card_peak, host_peak, start_of
-from paceline.plan.workload.step_spec import AdapterSize, RolloutSpec, StepSpec, StrategyLayout, why_not_run
+from paceline.plan.workload.step_spec import (
+    AdapterSize,
+    PictureWork,
+    RolloutSpec,
+    StepSpec,
+    StrategyLayout,
+    why_not_run,
+)
 
 FITS = 0.95  # a layout fits if its predicted peak is below this share of the card's memory …
 MARGIN = 0.90  # … and may be chosen below this share
@@ -54,6 +61,7 @@ class SearchSpec:
     frozen_size: float = 1.0  # parameters of a frozen model / those of the main model
     trained_part: TrainedPart = TrainedPart()  # of the main model
     further_forwards: int | None = None  # None: as the algorithm's spec says
+    picture: PictureWork | None = None  # None: rows without images
     nvme: frozenset[str] = frozenset()  # of {optimizer, parameters}: those offloaded to NVMe
     corrections: tuple[float, float] = (1.0, 1.0)  # factors on memory and time, from the machine's ledger
 
@@ -245,6 +253,7 @@ def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[C
                 frozen_size=spec.frozen_size,
                 trained_part=spec.trained_part,
                 further_forwards=spec.further_forwards,
+                picture=spec.picture,
                 start=start_of(
                     layout.start,
                     [spec.shape],

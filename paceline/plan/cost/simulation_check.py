@@ -54,8 +54,10 @@ def why_not(plan: Plan) -> str:
 
 
 def partly(plan: Plan) -> str:
-    """Return the part of the plan that torch cannot simulate; empty if there is none."""
-    return strategy_spec(plan.strategy).not_simulated
+    """Return the part of the plan that is not simulated; empty if there is none."""
+    images = "images: the text is simulated, its tower and projector are in the closed form alone"
+    parts = (strategy_spec(plan.strategy).not_simulated, images if plan.vision else "")
+    return "; ".join(part for part in parts if part)
 
 
 class Simulation(TypedDict, total=False):

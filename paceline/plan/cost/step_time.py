@@ -80,7 +80,7 @@ def speed_of(work: StepSpec, c: SpeedCoefficients) -> Speed:
     bubble = (work.pp - 1) / work.stages_a_rank * (compute + tensor + gather + send)
     reduce = _reduce(work, c, work.largest_stage, compute)
     return Speed(
-        compute=compute * m,
+        compute=(compute + _pictures(work, c)) * m,
         tensor_parallel=tensor * m,
         context_parallel=exchange * m,
         data_parallel=gather * m + reduce,
@@ -95,6 +95,14 @@ def speed_of(work: StepSpec, c: SpeedCoefficients) -> Speed:
         flops=step_flops(work),
         peak_flops=work.machine.flops,
     )
+
+
+def _pictures(work: StepSpec, c: SpeedCoefficients) -> float:
+    """Return the seconds of tower and projector for a micro-batch's pictures, at the matmuls' speed."""
+    if work.picture is None:
+        return 0.0
+    reached = work.machine.reached or 0.8 * work.machine.flops
+    return work.pictures * work.picture.flops / (reached * c.kernel)
 
 
 def token_flops(work: StepSpec, *, causal: bool = False) -> float:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from paceline.config.schema import Config, field_of
 from paceline.config.sections.model import AUTO
+from paceline.config.sections.training import TrainingSection
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
-from paceline.core.units import human_count
+from paceline.core.units import human_bytes, human_count
 from paceline.plan import codes
 from paceline.plan.features.freezing import UNFREEZE, Freezing
 from paceline.plan.mesh import Mesh
@@ -44,13 +45,14 @@ class VisionChoice:
     """Whether the whole model is trained, tower and text (``on``).
 
     ``configured``: by ``model.vision``, else by the rows. ``idle``: keys that then do nothing, with their
-    values.
+    values; ``ready``: rows whose pixels a rank holds ahead.
     """
 
     on: bool
     configured: bool
     shape: ModelShape | None
     idle: Mapping[str, str]
+    ready: int = 1
 
     @classmethod
     def of(cls, job: Job) -> VisionChoice:
@@ -59,7 +61,8 @@ class VisionChoice:
         configured = requested != AUTO
         has_tower = shape is None or bool(shape.composite)
         on = bool(requested) if configured else job.images and has_tower
-        return cls(on, configured, shape, {} if on else dict(_keys_of_images(job.config)))
+        idle = {} if on else dict(_keys_of_images(job.config))
+        return cls(on, configured, shape, idle, _ready(job.training))
 
     @property
     def composite(self) -> str:
@@ -158,7 +161,8 @@ class VisionChoice:
         return (
             f" ({human_count(count[VISION])} parameters, {human_count(count[PROJECTOR])} and"
             f" {human_count(self.shape.num_parameters - count.total())}); a picture of {side} × {side} is"
-            f" {tower.patches:,} patches, {tower.flops() / 1e12:.3g} TFLOP forward"
+            f" {tower.patches:,} patches, {tower.flops() / 1e12:.3g} TFLOP forward; with one in each row a"
+            f" rank holds {human_bytes(4 * tower.pixel_values * self.ready)} of pixels in host memory"
         )
 
     def decisions(self) -> Iterator[Decision]:
@@ -173,6 +177,12 @@ class VisionChoice:
             yield Decision(KEY, "off", f"{why}: of {self.composite} the language model alone is trained")
         for path, value in self.idle.items():
             yield Decision(path, value, "it acts on images, and this run has none", False)
+
+
+def _ready(training: TrainingSection) -> int:
+    """Return the rows whose batches a rank holds: of the micro-batch that runs, and those made ahead."""
+    steps = training.dataloader_num_workers * (training.dataloader_prefetch_factor or 2)
+    return training.per_device_train_batch_size * (1 + steps * training.gradient_accumulation_steps)
 
 
 def rates_of_parts(plan: Plan) -> dict[str, float]:

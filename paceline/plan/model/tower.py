@@ -14,6 +14,7 @@ from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.plan.plan_json import shipped_table
 
 Size = tuple[int, ...]
+_CASTS = 7  # bytes per patch and hidden element of a layer
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,9 @@ class Tower:
     @property
     def pixels(self) -> int:
         """Width and height of a picture for examples: the tower's own, else 448."""
-        side = math.isqrt(self.sizes["grid"]) * self.sizes["p"]
-        return (
-            side
-            if 0 < side <= 1024
-            else 448 // (self.sizes["p"] * self.sizes["n"]) * self.sizes["p"] * self.sizes["n"]
-        )
+        grid, patch, merge = self._of("grid", "p", "n")
+        side, block = math.isqrt(grid) * patch, patch * merge
+        return side if 0 < side <= 1024 else 448 // block * block
 
     @property
     def patches(self) -> int:
@@ -49,7 +47,7 @@ class Tower:
 
         A multiplication counts as two; attention is over all patches.
         """
-        patches, hidden, merge = self.patches, self.sizes["h"], self.sizes["m"]
+        patches, (hidden, merge) = self.patches, self._of("h", "m")
         total = 4 * self.layers * hidden * patches * patches
         for name, size in self.tensors():
             if len(size) >= 2 and "position" not in name and "pos_embed" not in name:
@@ -57,6 +55,38 @@ class Tower:
                 first = ".patch" in name and not rows
                 total += 2 * math.prod(size) * (rows or (patches if first else -(-patches // merge)))
         return total
+
+    @property
+    def pixel_values(self) -> int:
+        """Values of the picture of ``pixels``, as the image processor hands it over."""
+        channels, patch, frames = self._of("c", "p", "t")
+        return self.patches * channels * patch * patch * max(1, frames)
+
+    def saved(self, element: int, *, tower: bool, projector: bool, recompute: bool) -> float:
+        """Return the bytes that a backward keeps for the picture of ``pixels``, with products in ``element``
+        bytes. ``tower``, ``projector``: trained; ``recompute``: layers keep their inputs, one all it needs.
+        """
+        hidden, inner, merge = self._of("h", "i", "m")
+        width, units = _towers().layouts[self.layout].saves, element
+        # under autocast norms work in fp32 beside the 16-bit inputs of products
+        layer = units * (width[0] * hidden + width[1] * inner) + (_CASTS * hidden if element < 4 else 0)
+        kept = 0.0
+        if tower:
+            layers = layer + units * hidden * self.layers if recompute else layer * self.layers
+            kept += self.patches * (layers + 2 * units * hidden)
+        if tower or projector:
+            tensors = [
+                (size, name) for line in _towers().projectors[self.family] for name, size in self._line(line)
+            ]
+            shapes = [size for size, _ in tensors if len(size) == 2]
+            # inputs of products, of activations between them, and of a norm
+            values = sum(size[1] for size in shapes) + sum(size[0] for size in shapes[:-1])
+            values += merge * hidden * any(n.endswith("weight") and len(s) == 1 for s, n in tensors)
+            kept += self.patches / merge * units * values
+        return kept
+
+    def _of(self, *names: str) -> tuple[int, ...]:
+        return tuple(self.sizes[name] for name in names)
 
     def tensors(self) -> Iterator[tuple[str, Size]]:
         """Yield names within the trunk and shapes, first of the tower, then of the projector."""
@@ -84,10 +114,15 @@ class Tower:
 
 @dataclass(frozen=True)
 class _TowerLines:
-    """``sizes``: defaults of the config's class, where files leave them out; ``lines``: of tensors."""
+    """``sizes``: defaults of the config's class, where files leave them out; ``lines``: of tensors.
+
+    ``saves``: elements that a layer keeps for its backward for each patch, in units of (hidden size, inner
+    size), as its class runs in fp32.
+    """
 
     sizes: Mapping[str, int]
     lines: tuple[str, ...]
+    saves: tuple[int, int]
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,17 @@ class RolloutSpec:
     captured: bool = False
 
 
+@dataclass(frozen=True)
+class PictureWork:
+    """A picture's part in a step: bytes that its backward keeps (``saved``), its pixels' bytes
+    (``pixels``), FLOPs of all passes (``flops``). Rows count as one picture each.
+    """
+
+    saved: float
+    pixels: float
+    flops: float
+
+
 #: of ``StepSpec.kernels``: those by which a layer saves less than its class does
 OWN_LAYERS = frozenset({"norms", "fused"})
 
@@ -207,6 +218,7 @@ class StepSpec:
     trained_part: TrainedPart = TrainedPart()  # of the main model
     further_forwards: int | None = None  # None: as the algorithm's spec says
     master: float = 4.0  # bytes per parameter of the whole model held at startup
+    picture: PictureWork | None = None  # None: rows without images
 
     @cached_property
     def world(self) -> int:
@@ -227,6 +239,11 @@ class StepSpec:
     def answers(self) -> RolloutSpec | None:
         """The generation of answers in training; None if all answers come from the data."""
         return self.rollout or (RolloutSpec(self.seq_len // 2) if self.spec.on_policy else None)
+
+    @property
+    def pictures(self) -> int:
+        """Pictures of a micro-batch."""
+        return self.micro_batch * self.sequences
 
     @property
     def sequences(self) -> int:

@@ -318,3 +318,58 @@ def test_flops_of_a_picture_are_those_of_its_products() -> None:
     merger = (5120 * 5120 + 3584 * 5120) * 2 * 256
     patches = 1280 * 3 * 2 * 14 * 14 * 2 * 1024
     assert tower.flops() == layers + scores + merger + patches
+
+
+def kept_by(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> int:
+    """Bytes of the storages that autograd saves in the tower and projector, without weights."""
+    kept: dict[int, torch.Tensor] = {}
+    weights = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    for tensor in inputs.values():
+        weights.add(tensor.untyped_storage().data_ptr())
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.base_model.get_image_features(**inputs)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize(("tower", "recompute"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
+def test_what_a_picture_keeps_for_the_backward_is_what_autograd_saves(
+    family: str, tower: bool, recompute: bool
+) -> None:
+    text = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+    sizes = {"hidden_size": 128, "intermediate_size": 320}
+    if family == "llava":
+        vision = {
+            "model_type": "clip_vision_model",
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            **sizes,
+        }
+        vision |= {"image_size": 448, "patch_size": 14}
+        inputs = {"pixel_values": torch.zeros(1, 3, 448, 448)}
+        text |= {"model_type": "llama"}
+    else:
+        vision = {"depth": 4, "num_heads": 4, "out_hidden_size": 64, **sizes}
+        inputs = {"pixel_values": torch.zeros(1024, 1176), "image_grid_thw": torch.tensor([[1, 32, 32]])}
+    config = {"model_type": family, "text_config": text, "vision_config": vision}
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family, **values))
+    parts = parts_of(family)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(tower or parts.get(in_part(name, parts)) != "vision")
+    if recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    counted = tower_of(config, 64)
+    assert counted is not None and counted.pixel_values == inputs["pixel_values"].numel()
+    ours = counted.saved(4, tower=tower, projector=True, recompute=recompute)
+    if recompute:  # the layer that is computed again keeps its part in the backward
+        of_hidden, of_inner = {"llava": (8, 3), "qwen2_5_vl": (13, 4)}[family]
+        ours -= counted.patches * 4 * (of_hidden * 128 + of_inner * 320)
+    assert kept_by(model.train(), inputs) == pytest.approx(ours, rel=0.15)

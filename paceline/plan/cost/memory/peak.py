@@ -34,6 +34,7 @@ class Peak:
     attention: float = 0.0  # activations saved for the backward: projections, attention and its norm
     mlp: float = 0.0  # the same for the MLP and its norm
     checkpoints: float = 0.0  # inputs of recomputed layers, and the one layer being recomputed
+    images: float = 0.0  # pixels, and what tower and projector keep of them
     logits: float = 0.0  # logits and loss
     gathered: float = 0.0  # gathered weights, buckets, sequence shards gathered under tp
     others: float = 0.0  # models other than the main one: reference, reward, value
@@ -44,12 +45,12 @@ class Peak:
     def total(self) -> float:
         """Sum of all terms."""
         states = self.parameters + self.gradients + self.optimizer + self.others
-        moving = self.attention + self.mlp + self.checkpoints + self.logits + self.gathered
+        moving = self.attention + self.mlp + self.checkpoints + self.images + self.logits + self.gathered
         return states + moving + self.fragments + self.overhead
 
     def to_json(self) -> dict[str, int]:
-        """Return rounded bytes by term."""
-        return {f.name: round(getattr(self, f.name)) for f in fields(self)}
+        """Return rounded bytes by term, those of images where there are any."""
+        return {f.name: round(v) for f in fields(self) if (v := getattr(self, f.name)) or f.name != "images"}
 
 
 def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
@@ -73,7 +74,9 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
     layer_sum = attention + mlp
     # A rollout's KV cache is freed before the update: it counts only beyond the update's activations.
     gathered += max(0.0, _answers(work) - (layer_sum * slots + checkpoints + logits + gathered))
-    moving = layer_sum * slots + checkpoints + logits + gathered + working
+    picture = work.picture
+    images = work.pictures * (picture.saved + picture.pixels) if picture is not None else 0.0
+    moving = layer_sum * slots + checkpoints + images + logits + gathered + working
     # Context, fragmentation, other models, and a safety share on top of everything but those models.
     overhead = (c.overhead + (c.communicators if work.world > 1 else 0.0)) * 2**30 * work.machine.context
     fragments = c.fragments * moving + c.segments * _segments(work) * layer_sum * slots
@@ -94,6 +97,7 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
         attention=attention * slots + working,
         mlp=mlp * slots,
         checkpoints=checkpoints,
+        images=images,
         logits=logits,
         gathered=gathered,
         others=others,
