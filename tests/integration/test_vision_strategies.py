@@ -22,6 +22,8 @@ LEARNT: dict[str, dict[str, Any]] = {
     "text": {"adapter": TEXT},
     "both": {"adapter": BOTH},
     "bf16": {"compute": "bfloat16"},
+    "reward": {"algorithm": "reward"},
+    "classes": {"algorithm": "classification", **TOWER},
 }
 WAYS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp", "mesh": {"dp_replicate": 2}},
@@ -33,6 +35,7 @@ if find_spec("deepspeed") is not None:
 FAST = (
     *("qwen2_5_vl zero2 tower", "qwen2_5_vl fsdp tower", "qwen2_5_vl ddp both", "qwen2_5_vl zero3 text"),
     *("gemma3 tp plain", "gemma3 zero3 plain", "llava fsdp text", "llava ddp plain", "llava fsdp bf16"),
+    *("gemma3 ddp reward", "gemma3 fsdp classes", "qwen2_5_vl fsdp reward", "qwen2_5_vl ddp classes"),
 )
 KINDS = ("qwen2_5_vl", "gemma3", "llava")
 FULL = tuple(f"{k} {way} {what}" for k in KINDS for way in WAYS for what in LEARNT)

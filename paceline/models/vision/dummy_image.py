@@ -77,8 +77,8 @@ def _size(config: Mapping[str, Json], *names: str) -> int:
     return int(str(value[0] if isinstance(value, list) else value))
 
 
-#: forms whose sizes follow from the config alone: such a tower runs without values
-WHOLE_PICTURES = frozenset({"square", "tiles"})
+#: forms whose sizes follow from the config and the image's size: such a tower runs without values
+WHOLE_PICTURES = frozenset({"square", "tiles", "sizes"})
 _MAKERS = {
     "grid": _grid,
     "square": _square,

@@ -4,9 +4,11 @@ features are taken. They get no gradient, so they cannot be trained.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from paceline.models.vision.dummy_image import WHOLE_PICTURES, dummy_image
 from paceline.models.vision.tower import features_of
@@ -15,6 +17,19 @@ from paceline.plan.model.family import composites
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
+
+
+class _SizesOnHost(TorchFunctionMode):
+    """Sizes of images that a class brings to its features' device stay on the host, with their values."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call ``func``; without a device what it makes of given values stays where they are."""
+        given = dict(kwargs or {})
+        if func is torch.as_tensor:
+            given.pop("device", None)
+        return func(*args, **given)
 
 
 def unreached(skeleton: HFModel) -> frozenset[str]:
@@ -28,7 +43,7 @@ def unreached(skeleton: HFModel) -> frozenset[str]:
         return frozenset()
     image = dummy_image(config, torch.device("cpu"), torch.float32)
     inputs = {n: x.to("meta") if x.is_floating_point() else x for n, x in image.items()}
-    with torch.enable_grad():
+    with torch.enable_grad(), _SizesOnHost():
         output = skeleton.base_model.get_image_features(**inputs, return_dict=True)
         total = torch.stack([x.sum() for x in features_of(output)]).sum()
         parameters = dict(vision_parameters(skeleton))

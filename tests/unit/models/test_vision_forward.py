@@ -82,10 +82,15 @@ def test_a_packed_row_is_its_documents_alone(kind: str, tmp_path: Path) -> None:
             " tensors frozen",
         ),
         ("internvl", ""),
+        ("mistral3", ""),
+        ("mistral3 -2", "no image reaches model.vision_tower.transformer.layers.1: 9 tensors frozen"),
     ],
 )
 def test_parameters_that_no_image_reaches_are_named(kind: str, named: str, tmp_path: Path) -> None:
-    module = whole(write_vision_folder(tmp_path, kind))
+    name, _, layer = kind.partition(" ")
+    module = whole(
+        write_vision_folder(tmp_path, name, **({"vision_feature_layer": int(layer)} if layer else {}))
+    )
     assert module.notes().get("vision", "") == named
 
 
