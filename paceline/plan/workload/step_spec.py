@@ -150,8 +150,11 @@ class RolloutSpec:
 
 @dataclass(frozen=True)
 class PictureWork:
-    """A picture's part in a step: bytes that its backward keeps (``saved``), its pixels' bytes
-    (``pixels``), FLOPs of all passes (``flops``). Rows count as one picture each.
+    """A picture's part in a step. Rows count as one picture each.
+
+    - ``saved``: bytes that its backward keeps
+    - ``pixels``: bytes of its pixels
+    - ``flops``: of all passes
     """
 
     saved: float

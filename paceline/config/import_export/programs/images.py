@@ -45,7 +45,7 @@ def _without_known(names: Iterable[Json]) -> str:
 def trained_whole(reader: KeyReader) -> None:
     """Decide what Transformers' Trainer and TRL's train of a model that reads images: all of it, tower too.
 
-    The model's name, its config and the rows say whether it reads images; where its folder is not here and
+    The model's name, its config and the rows say whether it reads images. Where its folder is not here and
     they say nothing, the note of its key does.
     """
     key, path = "model_name_or_path", "model.name_or_path"
