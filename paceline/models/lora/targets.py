@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, TypeGuard
 
 from torch import nn
 
@@ -150,7 +150,7 @@ def read_otherwise(hf: HFModel, config: LoraConfig | OFTConfig) -> list[str]:
     if not isinstance(config, LoraConfig):
         return []
     theirs = copy.deepcopy(config)
-    convert_peft_config_for_transformers(theirs, cast(nn.Module, hf), None)
+    convert_peft_config_for_transformers(theirs, hf, None)
     names = [name for name, module in hf.named_modules() if isinstance(module, nn.Linear)]
     mine, read = ({n for n in names if check_target_module_exists(c, n)} for c in (config, theirs))
     added = set(theirs.target_parameters or ()) - set(config.target_parameters or ())

@@ -4,10 +4,11 @@ features are taken. They get no gradient, so they cannot be trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from paceline.models.vision.dummy_image import WHOLE_PICTURES, dummy_image
@@ -18,13 +19,19 @@ from paceline.plan.model.family import composites
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
 
+T = TypeVar("T")
+
 
 class _SizesOnHost(TorchFunctionMode):
     """Sizes of images that a class brings to its features' device stay on the host, with their values."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., T],
+        types: Collection[type],
+        args: Sequence[Tensor] = (),
+        kwargs: Mapping[str, Tensor] | None = None,
+    ) -> T:
         """Call ``func``; without a device what it makes of given values stays where they are."""
         given = dict(kwargs or {})
         if func is torch.as_tensor:
