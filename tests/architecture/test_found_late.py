@@ -141,7 +141,8 @@ LATE = {
         """
         checkpoint.disk_full checkpoint.housekeeping checkpoint.io checkpoint.no_snapshot
         checkpoint.permission checkpoint.read_only checkpoint.save_failed
-        checkpoint.unreadable data.cache_damaged data.cache_rebuilt data.worker_died rollout.server_weights
+        checkpoint.unreadable data.cache_damaged data.cache_rebuilt data.image_renewed data.worker_died
+        rollout.server_weights
         data.image_changed
         run.checkpoint_gone run.folder_gone run.result_lost runlog.events_lost runlog.lost
         training.nothing_left training.out_of_memory

@@ -251,7 +251,21 @@ class Encoder:
             before = self._expanded(RenderedText(self._marked(example.text[: example.begin])), prompt).text
         except RowError as error:
             return error
-        return self._lengthened(self._plain(self._tokens([text.text], chat=False)[0][0], before), text)
+        ids, encoding = self._tokens([text.text], chat=False)[0]
+        encoded = self._plain(ids, before)
+        if encoding is not None and text.images:
+            encoded.labelled[self._of_pictures(ids, encoding, text)] = False
+        return self._lengthened(encoded, text)
+
+    def _of_pictures(
+        self, ids: NDArray[np.int32], encoding: Encoding, text: RenderedText
+    ) -> NDArray[np.int64]:
+        """Return the places in ``ids`` of a text's tokens for its pictures, with those around them."""
+        theirs = np.array([end > start for start, end in encoding.offsets])
+        for span in text.spans or ():
+            theirs[self._tokens_within(text.text, encoding, span)] = False
+        doubled = encoding.ids[:2] != ids[:2].tolist()  # a beginning that was there twice
+        return np.flatnonzero(theirs[int(doubled) :][: len(ids)])
 
     def turns_of_tokens(self, example: Example) -> list[int | None]:
         """Return the turn that wrote each token of a conversation; None where that is unknown.

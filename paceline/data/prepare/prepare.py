@@ -98,7 +98,7 @@ def prepare(
     report_progress(PrepareProgress("fingerprint"))
     key = key_of(data, setup, train, evaluation, seed, cache_dir)
     store = Store(cache_dir)
-    meta, from_cache, damage = _settled(
+    meta, from_cache, renewed = _settled(
         store,
         key,
         lambda: report_progress(PrepareProgress("waiting")),
@@ -120,9 +120,8 @@ def prepare(
     report_progress(
         PrepareProgress("done", rows=prepared.counts.rows_read, fraction=1.0, tokens=prepared.counts.tokens)
     )
-    if damage:
-        note = codes.DATA_CACHE_REBUILT(str(prepared.path), damage)
-        prepared = replace(prepared, notes=(note, *prepared.notes))
+    if renewed is not None:
+        prepared = replace(prepared, notes=(renewed, *prepared.notes))
     if max_positions is not None and prepared.longest > max_positions:
         # Positions restart at 0 in every document of a packed row.
         tables = [table for table in (prepared.train, prepared.eval) if table is not None]
@@ -152,23 +151,28 @@ def setup_of(data: DataSection, model: ModelSection, kind: RowKind, *, vision: b
 
 def _settled(
     store: Store, key: str, waiting: Callable[[], None], make: Callable[[], None], stale: Callable[[], str]
-) -> tuple[Meta, bool, str]:
+) -> tuple[Meta, bool, Diagnostic | None]:
     """Return the verified data set of this key, building it if needed. Raises DataError. Returns its
-    ``meta.json``, whether it was cached, and the fault of a damaged one. ``stale()``: why a whole one is no
-    longer what its rows name; empty if it is.
+    ``meta.json``, whether it was cached, and why a former one was built anew. ``stale()``: why a whole one is
+    no longer what its rows name; empty if it is.
     """
+    renewed = None
     if not store.writable() and store.folder(key).is_dir():  # read-only cache: no locks, no repair
-        return _verified(store, key), True, ""
+        return _verified(store, key), True, None
     with store.node_lock(key, waiting):
         meta, damage = store.verified(key)
-        if meta is not None and not (damage := stale()):
-            return meta, True, ""
+        if meta is not None and not (changed := stale()):
+            return meta, True, None
+        if meta is not None:
+            renewed = codes.DATA_IMAGE_RENEWED("data.train", changed)
+        elif damage:
+            renewed = codes.DATA_CACHE_REBUILT(str(store.folder(key)), damage)
         with store.lock(key, waiting):
             meta, _ = store.verified(key)  # another node may have published it meanwhile
             if meta is not None and not stale():
-                return meta, True, ""
+                return meta, True, None
             make()
-            return _verified(store, key), False, damage
+            return _verified(store, key), False, renewed
 
 
 def _verified(store: Store, key: str) -> Meta:

@@ -60,10 +60,10 @@ def unreached(skeleton: HFModel) -> frozenset[str]:
 
 def freeze_unreached(hf: HFModel, names: frozenset[str]) -> str:
     """Freeze those parameters of ``hf``, and adapters on them; return a note, empty if none was trained."""
+    _skip_pooling(hf, names)
     frozen, others = list[str](), set[str]()
     for name, parameter in vision_parameters(hf):
-        base, adapter, _ = name.partition(".lora_")
-        plain = f"{base}.weight" if adapter else name.replace(".base_layer.", ".")
+        plain = _plain(name)
         if plain not in names:
             others |= _prefixes(plain)
         elif parameter.requires_grad:
@@ -73,6 +73,22 @@ def freeze_unreached(hf: HFModel, names: frozenset[str]) -> str:
         return ""
     whole = {min((p for p in _prefixes(name) - others), key=len) for name in frozen}
     return f"no image reaches {', '.join(sorted(whole))}: {len(frozen)} tensors frozen"
+
+
+def _skip_pooling(hf: HFModel, names: frozenset[str]) -> None:
+    """Have towers compute no pooling head that nothing reads. ZeRO-3 gathers what is called, and does not see
+    that torch's attention in it reads the weights of a submodule.
+    """
+    for name, module in hf.named_modules():
+        if getattr(module, "use_head", False):
+            inside = [f"{name}.head.{p}" for p, _ in module.head.named_parameters()]
+            module.use_head = not names.issuperset(map(_plain, inside))
+
+
+def _plain(name: str) -> str:
+    """Return the name of a parameter before adapters; for an adapter's, that of the weight it is for."""
+    base, adapter, _ = name.partition(".lora_")
+    return f"{base}.weight" if adapter else name.replace(".base_layer.", ".")
 
 
 def _prefixes(name: str) -> set[str]:

@@ -25,6 +25,7 @@ from image_rows import (
     write_pictures,
 )
 from PIL import Image
+from transformers import PreTrainedTokenizerFast
 
 from paceline.core.errors import DataError
 from paceline.data.images.row_images import with_slots
@@ -143,6 +144,17 @@ def test_tables_hold_pictures_as_datasets_writes_them(tmp_path: Path) -> None:
         assert all(np.array_equal(np.asarray(a), b) for a, b in zip(ours, judges, strict=True))
 
 
+@pytest.mark.parametrize("row", [{"text": "the <image> cat"}, {"prompt": "the", "completion": "<image> cat"}])
+def test_no_token_of_a_picture_carries_loss(row: dict[str, str], tmp_path: Path) -> None:
+    config = config_for([{**row, "images": ["a.png"]}], tmp_path, "gemma3")
+    prepared = prepared_of(config, tmp_path)
+    ids, labels = prepared.train.row(0)
+    tokens = PreTrainedTokenizerFast.from_pretrained(prepared.tokenizer_path).convert_ids_to_tokens(ids)
+    learned = {token for token, label in zip(tokens, labels.tolist(), strict=True) if label >= 0}
+    written = {"<start_of_image>", "<image_soft_token>", "<end_of_image>"}
+    assert written <= set(tokens) and not written & learned and len(learned) > 2
+
+
 def test_marks_and_pictures_must_agree(tmp_path: Path) -> None:
     rows = [
         turns("<image> <image>", images=["a.png"]),
@@ -214,6 +226,8 @@ def test_a_changed_file_is_prepared_anew_and_never_read_silently(tmp_path: Path)
         loader.images([loader.table.of(0)], [before.train.row(0)[0]])
     after = prepared_of(config, tmp_path)
     assert not after.from_cache and after.train_fingerprint != before.train_fingerprint
+    (note,) = [n for n in after.notes if n.code in ("data.image_renewed", "data.cache_rebuilt")]
+    assert note.code == "data.image_renewed" and "a.png has changed" in note.found
     write_pictures(tmp_path)
     moved = tmp_path / "moved"
     moved.mkdir()

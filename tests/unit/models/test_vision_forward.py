@@ -94,6 +94,14 @@ def test_parameters_that_no_image_reaches_are_named(kind: str, named: str, tmp_p
     assert module.notes().get("vision", "") == named
 
 
+def test_a_pooling_head_that_nothing_reads_is_not_computed(tmp_path: Path) -> None:
+    """ZeRO-3 lost count of its parameters, which torch's attention reads without a call."""
+    module = whole(write_vision_folder(tmp_path, "gemma3"))
+    module.hf.get_submodule("model.vision_tower.head").register_forward_hook(lambda *_: pytest.fail("called"))
+    rows = VisionRows(tmp_path, module.hf)
+    module(rows.batch([rows.document(1)]), NLL)["nll"].backward()
+
+
 def test_an_adapter_where_no_image_reaches_is_frozen(tmp_path: Path) -> None:
     spec = AdapterSpec(r=2, alpha=4.0, target_modules=(r".*\.q_proj",))
     module = whole(write_vision_folder(tmp_path, "llava"), adapter=spec)
