@@ -108,6 +108,8 @@ def test_ranks_whose_launcher_and_server_are_gone_save_and_end(
     time.sleep(2.0)  # the steps of this rollout are done; the next one waits for the server
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    process.stdout.close()
+    process.stderr.close()
     deadline = time.monotonic() + 240
     while any(processes.state_of(pid) not in ("", "Z") for pid in ranks.values()):
         assert time.monotonic() < deadline, (tmp_path / "run/logs/rank-00000.log").read_text()

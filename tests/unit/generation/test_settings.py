@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from paceline.config.sections.rollout import GenerationSection
 from paceline.core.errors import ConfigError
 from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.evaluation import chat
-from paceline.generation.answer import Sampling, load_folder
+from paceline.generation.answer import Sampling
 from paceline.generation.settings import sampling_of
 
 NOTES_BY_KEY = {"max_new_tokens": 3, "temperature": 0.7, "top_p": 0.9, "top_k": 5}
@@ -55,12 +57,13 @@ def generate_calls(
         calls.append(kwargs)
         return generate(self, *args, **kwargs)
 
-    def opened(path: Path) -> tuple[Any, Any]:
+    @contextmanager
+    def opened(path: Path) -> Iterator[Path]:
         assert path == run
-        return load_folder(model_folder)
+        yield model_folder
 
     monkeypatch.setattr(LlamaForCausalLM, "generate", recorded)
-    monkeypatch.setattr(chat, "opened", opened)
+    monkeypatch.setattr(chat, "model_folder", opened)
     assert chat.main([str(run), "--prompt", "Spell 'cat' backwards.", *options]) == 0
     return calls
 

@@ -26,7 +26,7 @@ class Table:
     def __init__(self) -> None:
         import numpy as np
 
-        self.weights, self.group = (1.0,), 1
+        self.weights, self.group, self.images = (1.0,), 1, None
         self.columns: dict[str, Any] = {}
         self.lengths = np.array([3 + i % 7 for i in range(20)], np.int32)
         self.group_lengths, self.group_dataset = self.lengths, np.zeros(20, np.int32)
