@@ -401,6 +401,16 @@ class _DATA_CACHE_REBUILT(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _DATA_IMAGE_EXISTS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _DATA_IMAGE_RENEWED(CodeName):
     def __call__(
         self,
@@ -550,6 +560,7 @@ DATA_MAX_POSITIONS: _DATA_MAX_POSITIONS
 DATA_EVAL_OVERLAP: _DATA_EVAL_OVERLAP
 DATA_TOO_FEW_ROWS: Code
 DATA_CACHE_REBUILT: _DATA_CACHE_REBUILT
+DATA_IMAGE_EXISTS: _DATA_IMAGE_EXISTS
 DATA_IMAGE_RENEWED: _DATA_IMAGE_RENEWED
 DATA_CACHE_DAMAGED: _DATA_CACHE_DAMAGED
 DATA_WORKER_DIED: _DATA_WORKER_DIED

@@ -386,9 +386,7 @@ def write_pictures(
                 with file.open("xb") as stream:
                     made.save(stream, format="PNG")
             except FileExistsError:
-                raise ConfigError(
-                    codes.DATA_NO_SUCH_ROW("the file exists already", "--to", str(file))
-                ) from None
+                raise ConfigError(codes.DATA_IMAGE_EXISTS("--to", str(file))) from None
             yield file
 
 

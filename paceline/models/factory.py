@@ -38,7 +38,7 @@ from paceline.models.quantized_linear import check_quantisable, convert_to_fp8, 
 from paceline.models.recurrent_layers import keep_documents_apart
 from paceline.models.role_module import RoleModule
 from paceline.models.special_tokens import forget_defaults
-from paceline.models.vision.unreached import freeze_unreached
+from paceline.models.vision.unreached import freeze_unreached, skip_pooling
 from paceline.models.vision.whole_model import text_model, vision_parameters
 from paceline.plan.features.freezing import ALL_TRAINED, Freezing
 from paceline.plan.model.kernels import head_chunk_bytes
@@ -221,8 +221,11 @@ class HFModelFactory:
             pooler.requires_grad_(False)
         selectors = freeze_selectors(hf)
         use_compressors(hf)
-        if not self.frozen and any(p.requires_grad for _, p in vision_parameters(hf)):
-            self._unreached = freeze_unreached(hf, self.weights.unreached())
+        if self.vision:
+            names = self.weights.unreached()
+            skip_pooling(hf, names)
+            if not self.frozen and any(p.requires_grad for _, p in vision_parameters(hf)):
+                self._unreached = freeze_unreached(hf, names)
         if self.master_dtype == torch.float64:
             compute_in_float64(hf)
         if self.frozen:

@@ -261,7 +261,7 @@ class RoleModule(RootModule):
         return batch.position_ids if several is None else several
 
     @contextmanager
-    def _tied(self, batch: Batch) -> Iterator[None]:
+    def _touching_tower(self, batch: Batch) -> Iterator[None]:
         """Inside the context, if ``batch`` has no images, a zero of the tower's parameters is added to the
         embeddings. Features of images enter there, so gradients come in the same order.
         """
@@ -299,7 +299,7 @@ class RoleModule(RootModule):
         ways = "" if self.vision is None else self.vision.both_ways
         layout = PackedSequenceInfo.of(batch, shared, causal=self.encoder is None, both_ways=ways)
         with (
-            self._tied(batch),
+            self._touching_tower(batch),
             self.slot.packed_sequences(layout),
             self._load.counting(batch, shared=shared),
         ):
@@ -315,7 +315,11 @@ class RoleModule(RootModule):
         layout = PackedSequenceInfo.of(batch)
         rows = layout.padded
         offsets = torch.arange(batch.max_seqlen, device=batch.input_ids.device)
-        with self._tied(batch), self.slot.padded_rows(layout), self._load.counting(batch, rows=rows):
+        with (
+            self._touching_tower(batch),
+            self.slot.padded_rows(layout),
+            self._load.counting(batch, rows=rows),
+        ):
             ids, positions = batch.input_ids[0][rows.index], offsets[None, :].expand(rows.index.shape)
             if batch.images is not None and batch.images.position_ids is not None:
                 positions = batch.images.position_ids[:, 0][:, rows.index]

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,8 +17,7 @@ from numpy.typing import NDArray
 from paceline.core.errors import DataError
 from paceline.core.json_types import Json
 from paceline.data import codes
-from paceline.plan.images.layouts import image_layout
-from paceline.plan.images.settings import ImageSettings, image_settings
+from paceline.plan.images.settings import ImageSettings
 from paceline.plan.model.family import ImageFamily
 
 if TYPE_CHECKING:
@@ -28,9 +26,6 @@ if TYPE_CHECKING:
     from transformers.image_processing_utils import BaseImageProcessor
 
 Inputs = dict[str, NDArray]
-_DUMMY_SIDE = 32  # pixels: a picture that every family's processor takes, in few tokens
-#: Options under which a picture becomes one tile.
-_UNCUT = {"do_image_splitting": False, "crop_to_patches": False, "do_pan_and_scan": False}
 
 
 class ImageMarks:
@@ -63,45 +58,6 @@ class ImageProcessor:
     """Pictures as a model sees them. Small enough for worker processes; the class is made when first used."""
 
     settings: ImageSettings
-
-    @classmethod
-    def of(
-        cls,
-        folder: Path,
-        config: Mapping[str, Json],
-        *,
-        options: Mapping[str, Json] | None = None,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-    ) -> ImageProcessor:
-        """Return the processor of a model's folder, whose ``config.json`` is ``config``.
-
-        ``options``: ``model.processor_kwargs``; the bounds are ``data.image_min_pixels`` and
-        ``image_max_pixels``. Raises ConfigError for wrong options, DataError for a family without pictures.
-        """
-        settings = image_settings(
-            config, folder, options=options, min_pixels=min_pixels, max_pixels=max_pixels
-        )
-        if settings is None:
-            raise DataError(codes.DATA_IMAGE_FAMILY(str(folder), str(config.get("model_type"))))
-        return cls(settings)
-
-    def expansion(self, width: int, height: int, names: Mapping[str, str], *, alone: bool = True) -> str:
-        """Return the text in place of a picture's mark. Raises ValueError for a shape that is refused."""
-        return image_layout(self.settings, width, height, alone=alone).text(names)
-
-    def tokens(self, width: int, height: int, *, alone: bool = True) -> int:
-        """Return the features of a picture, each of which replaces a token. Raises ValueError."""
-        return image_layout(self.settings, width, height, alone=alone).tokens
-
-    def inputs(self, images: Sequence[Image]) -> Inputs:
-        """Return what the tower reads of a row's pictures (upright, RGB), in order."""
-        return self.joined(self.of_document(images))
-
-    def of_document(self, images: Sequence[Image]) -> list[Inputs]:
-        """Return what the tower reads of each picture of one row."""
-        alone = len(images) == 1
-        return self.counted([self.of_image(image, alone=alone) for image in images])
 
     def counted(self, inputs: list[Inputs]) -> list[Inputs]:
         """Return the inputs of one row's pictures with their number, where the tower reads it."""
@@ -144,18 +100,6 @@ class ImageProcessor:
         return {
             name: _joined([part[name] for part in listed], axis) for name in (listed[0] if listed else {})
         }
-
-    def dummy(self) -> Inputs:
-        """Return the inputs of a small black picture in one tile."""
-        from PIL import Image
-
-        settings = self.settings.images
-        uncut = {name: value for name, value in _UNCUT.items() if name in settings}
-        image = Image.new("RGB", (_DUMMY_SIDE, _DUMMY_SIDE))
-        inputs = self._processed(self._made({**settings, **uncut}), image, True)
-        if "batch_num_images" in self.settings.family.inputs:
-            inputs["batch_num_images"] = np.ones(1, np.int64)
-        return inputs
 
     def pixels(self, tile: NDArray) -> NDArray:
         """Return a tile of the tower's input, float [3, height, width], as values from 0 to 255."""

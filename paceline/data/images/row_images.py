@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from paceline.data.images.slots import RowImage, numbers_in, slot
 from paceline.data.images.sources import images_in, source_of
-from paceline.data.rows.formats import IMAGE_COLUMNS, Example
+from paceline.data.rows.formats import IMAGE_COLUMNS, IMAGE_PARTS, Example
 from paceline.data.rows.messages import ROLE_NAMES
 from paceline.data.rows.values import Cell, Row, RowError, is_empty
 
-#: Types of a turn's parts that are pictures, and the fields in which they name theirs.
-IMAGE_PARTS = ("image", "image_url", "input_image")
+#: Fields in which parts of turns name their picture.
 _NAMED_BY = ("image", "image_url", "url", "path", "base64", "source", "data", "bytes")
 #: <image> takes the next picture of the row (LLaVA, LLaMA-Factory, ms-swift); <img>PATH</img> names its own.
 _TAG = re.compile(r"<image>|<img>(.*?)</img>", re.DOTALL)

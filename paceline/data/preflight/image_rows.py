@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import PacelineError
 from paceline.data.preflight.check_sets import is_looked_into
 from paceline.data.preflight.find_sets import LOOKED_AT, converter_named, find_set, sections_of
-from paceline.data.rows.formats import IMAGE_COLUMNS
+from paceline.data.rows.formats import IMAGE_COLUMNS, IMAGE_PARTS
 from paceline.data.rows.messages import parsed_turns
 from paceline.data.rows.values import Cell, Row, is_empty
 from paceline.data.sources.readers import read_rows
@@ -19,7 +20,7 @@ from paceline.data.sources.user_code import converted
 if TYPE_CHECKING:
     from paceline.config.sections.data import DataSection, Dataset
 
-_PARTS = frozenset({"image", "image_url", "input_image"})
+_TAG = re.compile(r"<img>[^<]+</img>")  # of ms-swift: it names its picture itself
 _DEEPEST = 6  # a row's columns, lists of turns, turns, lists of parts, parts
 
 
@@ -56,15 +57,17 @@ def _columns(section: Dataset) -> tuple[str, ...]:
 
 
 def has_image(row: Row, columns: tuple[str, ...] = IMAGE_COLUMNS) -> bool:
-    """Whether a row has an image: in a column, or as a part of a turn's content."""
+    """Whether a row has an image: in a column, as a part of a turn's content, or in a tag of a text."""
     return any(not is_empty(row.get(name)) for name in columns) or any(_parts(row, 0))
 
 
 def _parts(value: Cell, depth: int) -> Iterator[bool]:
     if depth > _DEEPEST:
         return
+    if isinstance(value, str):
+        yield _TAG.search(value) is not None
     if isinstance(value, Mapping):
-        yield value.get("type") in _PARTS or (
+        yield value.get("type") in IMAGE_PARTS or (
             depth > 1 and any(not is_empty(value.get(n)) for n in IMAGE_COLUMNS)
         )
     inner = (

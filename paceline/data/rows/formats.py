@@ -31,6 +31,8 @@ RETRIEVAL_TEXT = "retrieval"
 PLAIN_TEXTS = frozenset({TEXT, PAIR_TEXT, CLASSIFIED_TEXT, RETRIEVAL_TEXT})
 #: Columns with a row's pictures.
 IMAGE_COLUMNS = ("images", "image")
+#: Types of a turn's parts that are pictures.
+IMAGE_PARTS = ("image", "image_url", "input_image")
 # format -> (required columns, optional columns)
 COLUMNS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "messages": (("messages",), ("system", *IMAGE_COLUMNS)),

@@ -60,7 +60,6 @@ def unreached(skeleton: HFModel) -> frozenset[str]:
 
 def freeze_unreached(hf: HFModel, names: frozenset[str]) -> str:
     """Freeze those parameters of ``hf``, and adapters on them; return a note, empty if none was trained."""
-    _skip_pooling(hf, names)
     frozen, others = list[str](), set[str]()
     for name, parameter in vision_parameters(hf):
         plain = _plain(name)
@@ -75,9 +74,9 @@ def freeze_unreached(hf: HFModel, names: frozenset[str]) -> str:
     return f"no image reaches {', '.join(sorted(whole))}: {len(frozen)} tensors frozen"
 
 
-def _skip_pooling(hf: HFModel, names: frozenset[str]) -> None:
-    """Have towers compute no pooling head that nothing reads. ZeRO-3 gathers what is called, and does not see
-    that torch's attention in it reads the weights of a submodule.
+def skip_pooling(hf: HFModel, names: frozenset[str]) -> None:
+    """Have towers compute no pooling head that nothing reads, trained or not. ZeRO-3 gathers what is called,
+    and does not see that torch's attention in it reads the weights of a submodule.
     """
     for name, module in hf.named_modules():
         if getattr(module, "use_head", False):

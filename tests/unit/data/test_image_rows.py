@@ -332,6 +332,8 @@ def test_rows_are_shown_with_the_places_of_their_pictures(
     more = ["--row", "1", "--to", str(tmp_path / "seen")]
     assert main(["--config-json", str(file), "--cache", str(tmp_path / "cache"), *more]) == 0
     text = capsys.readouterr().out
+    assert main(["--config-json", str(file), "--cache", str(tmp_path / "cache"), *more]) == 2
+    assert "data.image_exists" in capsys.readouterr().err
     prepared = prepared_of(config, tmp_path)
     ids, token = prepared.train.row(0)[0], loader_of(prepared, config).token_id
     places = np.flatnonzero(ids == token)

@@ -13,8 +13,9 @@ from support import swept
 from test_vision_forward import NLL, alone, whole
 from vision_batches import Document, VisionRows, loss_alone, pictures
 from vision_models import FAMILIES, write_vision_folder
+from whole_processor import WholeProcessor
 
-from paceline.data.images.processor import ImageMarks, ImageProcessor
+from paceline.data.images.processor import ImageMarks
 from paceline.plan.model.family import image_family
 
 
@@ -26,7 +27,7 @@ def test_tokens_in_place_of_marks_are_the_features(kind: str, tmp_path: Path) ->
     config = json.loads((folder / "config.json").read_text())
     tokenizer, family = AutoTokenizer.from_pretrained(folder), image_family(kind)
     assert family is not None
-    marks, processor = ImageMarks(family, tokenizer), ImageProcessor.of(folder, config)
+    marks, processor = ImageMarks(family, tokenizer), WholeProcessor.of(folder, config)
 
     def document(count: int, seed: int) -> Document:
         drawn = pictures(count, seed)

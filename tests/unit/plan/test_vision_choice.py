@@ -167,10 +167,12 @@ PICTURE = "data:image/png;base64,AAAA"
         {"messages": [{"role": "user", "content": "<image>What?", "images": ["cat.png"]}]},
         {"messages": json.dumps([{"role": "user", "content": [{"type": "image", "image": "cat.png"}]}])},
         {"question": "What?", "answer": "A cat.", "pictures": ["cat.png"]},
+        {"query": "<img>cat.png</img>What?", "response": "A cat."},
+        {"messages": [{"role": "user", "content": "Look: <img>cat.png</img>"}]},
     ],
 )
 def test_the_first_rows_say_whether_there_are_images(row: dict[str, Any], tmp_path: Path) -> None:
-    text = {"instruction": "What?", "output": "A cat.", "images": []}
+    text = {"instruction": 'What does <img src="a"> do?', "output": "A cat.", "images": [], "x": {"type": []}}
     plain, seen = tmp_path / "plain.jsonl", tmp_path / "seen.jsonl"
     plain.write_text(json.dumps(text) + "\n")
     seen.write_text("".join(json.dumps(r) + "\n" for r in (text, row)))
