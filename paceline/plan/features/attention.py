@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from paceline.core.units import human_bytes
 from paceline.plan.hardware.probe import Hardware
+from paceline.plan.model.family import IN_ALL, composites
 from paceline.plan.model.kernels import (
     LABELS,
     VARLEN_FLASH,
@@ -148,4 +149,8 @@ def _call(shape: ModelShape | None) -> AttentionCall:
         return AttentionCall(128, 128)
     latent, size = shape.latent, shape.head_dim
     widths = (latent.nope + latent.rope, latent.value) if latent is not None else (size, size)
-    return AttentionCall(*widths, softcap=shape.softcap, sinks=shape.sinks, dropout=shape.dropout)
+    whole = composites().get(shape.composite) if shape.whole else None
+    ahead = whole is not None and whole.both_ways == IN_ALL  # tokens of an image see each other
+    return AttentionCall(
+        *widths, softcap=shape.softcap, sinks=shape.sinks, dropout=shape.dropout, ahead=ahead
+    )

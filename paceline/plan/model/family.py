@@ -306,7 +306,7 @@ def composite_of(config: Mapping[str, Json]) -> Composite | None:
     return composite if flat or (isinstance(inner, Mapping) and inner) else None
 
 
-IN_WINDOWS = "windows"
+IN_ALL, IN_WINDOWS = "all", "windows"  # of ``Composite.both_ways``
 OF_IMAGES = "vision"  # a value of ``use_bidirectional_attention``: texts alone are causal
 
 

@@ -272,3 +272,11 @@ def test_wrong_names_of_frozen_parts_are_found_by_the_plan(kind: str) -> None:
         plan_of(config.to_dict(), data=short, training={"freeze": ["model.layers.0", "visul", "projector"]})
     (wrong,) = raised.value.diagnostics
     assert wrong.code == "plan.freeze_name" and "model.layers.0, visul" in str(wrong)
+
+
+@pytest.mark.parametrize(("images", "kernel"), [(True, "flex"), (False, "varlen_flash")])
+def test_the_kernel_is_that_of_tokens_which_see_later_ones(images: bool, kernel: str) -> None:
+    ids = {token: number for number, token in enumerate(FAMILIES["gemma3"].tokens)}
+    of = vision_config("gemma3", 320, ids).to_dict()
+    plan = plan_of(of, images=images, data={"max_length": 64}, training={"mixed_precision": "bf16"})
+    assert about(plan, "model.attn_implementation").reason.startswith(kernel)
