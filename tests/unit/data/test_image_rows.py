@@ -207,6 +207,14 @@ def test_answers_to_other_prompts_keep_their_pictures_apart(tmp_path: Path) -> N
     assert cut.images is None or len(cut.images.places) == sum(cut.images.counts)
 
 
+def test_a_question_about_other_pictures_is_another_prompt(tmp_path: Path) -> None:
+    """Equal prompts stay in one split: without its pictures a question asked of all rows would bind them."""
+    rows = [turns("<image>what is it?", images=[name]) for name in (*SIZES, *SIZES)]
+    prepared = prepared_of(config_for(rows, tmp_path, validation_split=2), tmp_path)
+    assert prepared.eval is not None and len(prepared.train) == 6 and len(prepared.eval) == 2
+    assert len({*prepared.eval.keys}) == 1 and not {*prepared.eval.keys} & {*prepared.train.keys}
+
+
 def test_classes_of_pictures(tmp_path: Path) -> None:
     rows = [{"text": "<image>", "label": "cat", "image": "a.png"}, {"text": "no picture", "label": "dog"}]
     config = config_for(rows, tmp_path)
