@@ -16,11 +16,11 @@ from paceline.config import codes
 from paceline.config.migrations import KEY as VERSION
 from paceline.config.migrations import newest
 from paceline.config.sections.data import DataSection
+from paceline.config.sections.launch import LaunchSection
 from paceline.config.sections.lora import LoraSection
 from paceline.config.sections.model import ModelSection
 from paceline.config.sections.rollout import GenerationSection
 from paceline.config.sections.training import TrainingSection
-from paceline.config.sections.training_scale import LaunchSection
 from paceline.config.sections.training_steps import LoggingFields
 from paceline.config.sections.types import OneOf, Section
 from paceline.core.errors import ConfigError

@@ -12,7 +12,7 @@ from paceline.core.json_types import JsonObject
 from paceline.core.package import ROOT
 
 if TYPE_CHECKING:
-    from paceline.config.sections.training_scale import LaunchSection
+    from paceline.config.sections.launch import LaunchSection
 
 WORKER_MODULE = "paceline.training.rank"
 

@@ -45,7 +45,7 @@ from paceline.runlog.redact import Redactor
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
-    from paceline.config.sections.training_scale import LaunchSection
+    from paceline.config.sections.launch import LaunchSection
     from paceline.plan.plan import Plan
 
 _NOTICE_SECONDS = 90.0  # torch is imported, then rendezvous.HOST_SECONDS

@@ -19,6 +19,7 @@ ROOMS = (
     "rules",
     "verify",
     "launch",
+    "schedulers",
     "protocols",
     "runtime",
     "models",
@@ -36,7 +37,7 @@ ROOMS = (
     "api",
     "cli",
 )
-ABOVE_THE_TORCH_LINE = ("core", "config", "runlog", "plan", "rules", "verify", "launch")
+ABOVE_THE_TORCH_LINE = ("core", "config", "runlog", "plan", "rules", "verify", "launch", "schedulers")
 # they reach what needs torch by starting ``python -m paceline.…``
 WITHOUT_TORCH_ROOMS = (
     "doctor",

@@ -16,7 +16,7 @@ import pytest
 from ranks import collect, free_port, rank_environment, run_ranks, start
 from support import write_yaml
 
-from paceline.config.sections.training_scale import LaunchSection
+from paceline.config.sections.launch import LaunchSection
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.launch import codes as launch_codes
 from paceline.launch.run_secret import VALUE

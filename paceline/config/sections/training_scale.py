@@ -1,4 +1,4 @@
-"""``launch:``, and ``training:`` part 1 — algorithm, distribution, batch, precision."""
+"""``training:`` part 1 — algorithm, distribution, batch, precision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from paceline.config.sections.types import (
     OptMapping,
     OptText,
     Section,
-    Text,
     Word,
     to_bool,
     to_mapping,
@@ -305,25 +304,4 @@ class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # created f
             "YAML file written by `accelerate config`; its precision, processes and "
             "distributed type are the lowest layer."
         ),
-    )
-
-
-class LaunchSection(Section):
-    """Numbers of processes and nodes. Command-line options take precedence."""
-
-    nproc: OptInt = Field(
-        default=None,
-        ge=1,
-        description="Processes on this node; when empty one per accelerator, or 1 on a CPU.",
-    )
-    nnodes: Int = Field(default=1, ge=1, description="Number of nodes.")
-    node_rank: Int = Field(default=0, ge=0, description="Rank of this node.")
-    master_addr: Text = Field(default="127.0.0.1", description="Address of node 0.")
-    master_port: OptInt = Field(
-        default=None, description="Port on node 0; a free one is chosen when empty (one node only)."
-    )
-    allow_unsigned_store: Bool = Field(
-        default=False,
-        description="Start on several nodes without a secret (`PACELINE_STORE_SECRET_FILE`); anyone who"
-        " can reach the port where the ranks connect can then end the run.",
     )

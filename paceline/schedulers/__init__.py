@@ -1,0 +1,1 @@
+"""Jobs of schedulers: written from one YAML, submitted, asked and stopped. No torch."""
