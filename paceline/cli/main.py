@@ -51,7 +51,8 @@ VERBS = {
 #: Modules and their verbs, each a function or a typer application with the verb's name
 MODULES = {
     "training": ("train", "prepare", "verify", "sweep", "demo", "bench"),
-    "planning": ("plan", "doctor", "explain"),
+    "planning": ("plan", "explain"),
+    "doctor": ("doctor",),
     "configs": ("config", "data"),
     "migrate": ("migrate",),
     "evaluation": ("evaluate", "generate", "chat", "serve"),

@@ -1,4 +1,4 @@
-"""Verbs that say what would happen: ``paceline plan``, ``doctor`` and ``explain``."""
+"""Verbs that say what would happen: ``paceline plan`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.api.run import existing_run
 from paceline.cli import codes
 from paceline.cli.errors import print_diagnostics
 from paceline.cli.join import rehearsed
 from paceline.cli.options import Overrides
-from paceline.core.diagnostics import CodeName, all_codes, errors
-from paceline.core.errors import ConfigError, ExitCode
+from paceline.core.diagnostics import CodeName, all_codes
+from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import ALGORITHMS, load_attr
-from paceline.core.rundir import RunDir
 from paceline.launch.preflight.load_config import load, load_to_start
 from paceline.launch.process_spec import LaunchOptions
 
@@ -239,35 +237,6 @@ def forecast_of_model(
         shape, cluster, seq_len, rows or 0, adapter, algorithm=algorithm, tokens=tokens or 0.0
     )
     return forecast(model, search)
-
-
-def doctor(
-    run: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUN", help="A run that ended in a time-out: its ranks' last collectives are compared."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
-) -> None:
-    """Check this machine: devices as torch, the driver's tool and /dev see them, and how to fix problems.
-
-    Exit code: 0 if a training can run, 1 if a problem prevents it, 2 if RUN is no run.
-    """
-    from paceline.doctor import report
-    from paceline.doctor.flights import run_findings
-    from paceline.doctor.inspect import inspect
-    from paceline.doctor.report import findings
-
-    if run is not None:
-        existing_run(run)
-    seen = inspect(dict(os.environ))
-    problems = [*findings(seen), *(run_findings(RunDir.at(run)) if run is not None else ())]
-    if as_json:
-        typer.echo(json.dumps(report.as_json(seen, problems), indent=1, ensure_ascii=False))
-    else:
-        typer.echo(report.text(seen, problems))
-    raise typer.Exit(int(ExitCode.FAILED if errors(problems) else ExitCode.OK))
 
 
 def explain(code: Annotated[str | None, typer.Argument(metavar="CODE", help=_CODE)] = None) -> None:

@@ -229,7 +229,7 @@ def test_a_run_whose_ranks_met_in_different_sizes_has_a_problem(tmp_path: Path) 
 
 def test_no_torch_in_its_process() -> None:
     program = (
-        "import sys; import paceline.cli.planning; from paceline.doctor import inspect as i;"
+        "import sys; import paceline.cli.doctor; from paceline.doctor import inspect as i;"
         " from paceline.doctor.report import findings; s = i.inspect({}); findings(s);"
         " print(s.choice.kind.name, 'torch' in sys.modules)"
     )
