@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,25 @@ def interpreter(name: str) -> str:
     return str(python)
 
 
-def ask(name: str, verb: str, given: Sequence[Any], folder: Path, timeout: float = 1500) -> list[Any]:
+def torchvision(name: str) -> dict[str, str]:
+    """Return the variable with which a program finds torchvision, in a folder of its own: no wheel of it fits
+    torch's CPU build, so whoever imports it declares its operators first (``inside/image_trl.py``).
+    """
+    beside = FOLDER / "torchvision"
+    if not beside.exists():
+        pip = [interpreter(name), "-m", "pip", "install", "-q", "--no-deps"]
+        subprocess.run([*pip, "--target", str(beside), "torchvision==0.28.0"], check=True)
+    return {"PYTHONPATH": str(beside)}
+
+
+def ask(
+    name: str,
+    verb: str,
+    given: Sequence[Any],
+    folder: Path,
+    timeout: float = 1500,
+    variables: Mapping[str, str] | None = None,
+) -> list[Any]:
     """Return the program's answer to each of ``given``: ``{"error": …}`` where it refuses.
 
     ``verb``: ``arguments`` (its own arguments by name), ``tokens`` (rows of ids and labels) or ``losses``.
@@ -60,6 +78,7 @@ def ask(name: str, verb: str, given: Sequence[Any], folder: Path, timeout: float
         question.write_text(json.dumps({"verb": verb, "given": list(given)}), encoding="utf-8")
         script = HERE / "inside" / f"in_{name}.py"
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | VARIABLES
+        environment |= variables or {}
         done = subprocess.run(
             [interpreter(name), str(script), str(question), str(answer)],
             env=environment,

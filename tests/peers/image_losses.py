@@ -70,19 +70,16 @@ def ours(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def asked() -> dict[str, list[float]]:
-    """Return TRL's losses by family. torchvision comes from a folder of its own: no CPU build of it fits."""
-    from ask import FOLDER, VARIABLES, interpreter
+    """Return TRL's losses by family."""
+    from ask import VARIABLES, interpreter, torchvision
 
-    python, beside = interpreter("trl"), FOLDER / "torchvision"
-    pip = [python, "-m", "pip", "install", "-q", "--no-deps"]
-    subprocess.run([*pip, "Pillow"], check=True)
-    if not beside.exists():
-        subprocess.run([*pip, "--target", str(beside), "torchvision==0.28.0"], check=True)
+    python = interpreter("trl")
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "Pillow"], check=True)
     losses = {}
     for kind, needs_torchvision in FAMILIES.items():
         with tempfile.TemporaryDirectory() as name:
             write_inputs(Path(name), kind)
-            path = {"PYTHONPATH": str(beside)} if needs_torchvision else {}
+            path = torchvision("trl") if needs_torchvision else {}
             environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | VARIABLES | path
             script = str(HERE / "inside" / "image_trl.py")
             words = [python, script, kind, str(STEPS), str(RATE)]

@@ -130,7 +130,7 @@ def compare(program: str, chosen: list[str], folder: Path) -> dict[str, dict[str
             said, mine = ours_of(program, question, folder)
             row |= {"said": said} if said else {}
             row["equal"] = sum(a == b for a, b in zip(row["digests"], digests(mine), strict=False))
-            row["first"] = _first(theirs, mine, folder) if row["equal"] < len(theirs) else ""
+            row["first"] = first_difference(theirs, mine, folder) if row["equal"] < len(theirs) else ""
         except (ConfigError, ValueError) as exc:
             row["refused"] = str(exc)[:300]
         found[name] = row
@@ -142,7 +142,8 @@ def compare(program: str, chosen: list[str], folder: Path) -> dict[str, dict[str
     return found
 
 
-def _first(theirs: list[Document], mine: list[Document], folder: Path) -> str:
+def first_difference(theirs: list[Document], mine: list[Document], folder: Path) -> str:
+    """Return the first row in which two programs differ, as texts; the model's folder is in ``folder``."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import children
+from image_trl import declare_operators
 
 
 def arguments(given: dict[str, object], folder: str) -> dict[str, object]:
@@ -48,6 +50,8 @@ def losses(given: dict[str, Any], folder: str) -> list[float]:
 
 
 if __name__ == "__main__":
+    if importlib.util.find_spec("torchvision") is not None:
+        declare_operators()
     import llamafactory.train.tuner  # noqa: F401 - once, before the children
 
     children.answer(arguments=arguments, tokens=tokens, losses=losses)
