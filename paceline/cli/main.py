@@ -40,6 +40,7 @@ VERBS = {
     "push": "push a run's model to the Hugging Face hub, with a model card",
     "plot": "draw a run's loss, accuracy, throughput and memory (PNG)",
     "runs": "table of a folder's runs; runs compare A B: config, curves, and where they part",
+    "launch": "a cluster's job from one YAML: paceline launch config.yaml --on slurm --nodes 4 --submit",
     "sweep": "train once for each value: paceline sweep CONFIG training.learning_rate=1e-4,3e-4",
     "watch": "a page of runs in the browser, live: curves, samples, diagnostics, plan, config, logs",
     "report": "the same page of one run as a single HTML file",
@@ -57,10 +58,19 @@ MODULES = {
     "migrate": ("migrate",),
     "evaluation": ("evaluate", "generate", "chat", "serve"),
     "checkpoints": ("checkpoints", "export", "push"),
+    "launching": ("launch",),
     "monitoring": ("plot", "runs", "watch", "report"),
 }
 STARTERS = ("demo", "verify", "bench", "sweep")  # they start processes of their own
-OF_A_CONFIG = ("train", "plan", "prepare", "data", "verify", "sweep")  # they take KEY=VALUE of a config
+OF_A_CONFIG = (
+    "train",
+    "plan",
+    "prepare",
+    "data",
+    "verify",
+    "sweep",
+    "launch",
+)  # they take KEY=VALUE of a config
 HELP = ("-h", "--help", "help")
 FORCES_COLOUR = ("GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS")  # make typer write colours without a terminal
 

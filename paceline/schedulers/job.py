@@ -11,43 +11,75 @@ from paceline.config.sections.launch import LaunchSection
 
 
 @dataclass(frozen=True)
+class ArrayTask:
+    """One run of a sweep: ``settings`` are its KEY=VALUE, ``run`` its directory."""
+
+    name: str
+    settings: tuple[str, ...]
+    run: str
+
+
+@dataclass(frozen=True)
 class ClusterJob:
     """What a scheduler is asked to run.
 
     - ``name``: lower-case letters, digits and dashes, at most 40 characters (a label of Kubernetes)
-    - ``command``: argv of one node's launcher, without its rank and address; it resumes by itself
-    - ``run``: the run's directory or URL
+    - ``program``: argv of ``paceline`` on the nodes; in a container it is found on PATH
+    - ``overrides``: KEY=VALUE of the command line
+    - ``run``: the run's directory or URL; ``out``: where the files are written; ``folder``: the working
+      directory
     - ``gpus_per_node``: accelerators asked for (0: a run on CPUs); ``nproc``: ranks of a node
     - ``time_limit``: seconds; None where neither the config nor the plan says
-    - ``save_seconds``: what a save and its upload take: the signal comes this long before the end
-    - ``secrets``: variable → where the scheduler finds its value; a value itself is in no file
+    - ``env``: variables of the ranks; ``secrets``: variable → where its value is. A value is in no file
+    - ``tasks``: the runs of a sweep; else empty
     """
 
     name: str
-    command: tuple[str, ...]
+    program: tuple[str, ...]
     config: Path
+    overrides: tuple[str, ...]
     run: str
+    out: Path
+    folder: Path
     nodes: int
     gpus_per_node: int
     nproc: int
     port: int
     site: LaunchSection
     time_limit: int | None = None
-    save_seconds: int = 120
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
+    tasks: tuple[ArrayTask, ...] = ()
+
+    def command(self, config: str | None = None) -> tuple[str, ...]:
+        """Return argv of one node's launcher, without its rank and address; it resumes by itself.
+
+        ``config``: where the YAML is on the nodes, if not where it is here.
+        """
+        processes = ("--nnodes", str(self.nodes), "--nproc", str(self.nproc), "--resume", "auto")
+        return (*self.program, "train", config or str(self.config), *self.overrides, *processes)
 
 
 @dataclass(frozen=True)
 class Rendering:
-    """Files by name, the commands (argv) that hand them to the scheduler, and what a reader should know."""
+    """Files by name, the commands (argv) that hand them to the scheduler, and what a reader should know.
+
+    A command names a file by its path below ``ClusterJob.out``. ``executable``: files to run;
+    ``store_secret``: ``SECRET_NAME`` is made next to the files, readable by its owner only.
+    """
 
     files: Mapping[str, str]
     submit: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    executable: frozenset[str] = frozenset()
+    store_secret: bool = False
 
 
 class Scheduler(Protocol):
     """One scheduler: a pure function from a job to its files and commands."""
 
     def __call__(self, job: ClusterJob) -> Rendering: ...
+
+
+#: In ``ClusterJob.out``: the secret with which ranks of several nodes sign their messages.
+SECRET_NAME = "store-secret"

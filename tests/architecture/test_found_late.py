@@ -14,7 +14,7 @@ from functools import cache
 from raised import CODE, raised
 from sources import ROOMS, ROOT, sources
 
-BEFORE = ("config", "plan", "rules", "launch", "cli")
+BEFORE = ("config", "plan", "rules", "launch", "schedulers", "cli")
 BELOW = ("core", "runlog", *ROOMS[ROOMS.index("launch") + 1 : ROOMS.index("doctor")])
 # Files of verbs beside training: what they raise is said as the verb begins.
 OTHER_VERBS = (

@@ -18,6 +18,7 @@ WRITERS = {
     "paceline/launch/claim_run_dir.py": "the redactor it is given; no secret in the config",
     "paceline/training/exact_match.py": "redacted",
     "paceline/training/profiling/recorder.py": "names of operations and layers, and numbers",
+    "paceline/schedulers/write_files.py": "a job names files of secrets, and launch.env refuses values",
     "paceline/cli/errors.py": "redacted",
     "paceline/launch/supervision/exit_record.py": "the redactor it is given",
     "paceline/launch/preflight/once_per_node.py": "redacted",

@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import re
+from typing import Annotated
 
-from paceline.config.sections.types import Bool, Int, OptInt, Section, Text
+from pydantic import BeforeValidator, Field
+
+from paceline.config.sections.types import (
+    Bool,
+    Int,
+    OptInt,
+    OptMapping,
+    OptText,
+    Section,
+    Text,
+    Texts,
+    Word,
+    misfit,
+    optional,
+    to_text,
+)
+from paceline.core.json_types import Json
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_CLOCK = re.compile(r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,4}):(?P<minutes>\d{2})(?::(?P<seconds>\d{2}))?")
+
+
+def to_seconds(value: Json) -> int:
+    """Convert ``90m``, ``12h``, ``2d``, ``12:00:00`` or ``1-12:00:00`` to seconds.
+
+    A number without a unit is refused: Slurm's are minutes, Kubernetes' seconds.
+    """
+    text = to_text(value).strip().lower()
+    if match := re.fullmatch(r"(\d{1,8})([smhd])", text):
+        return int(match[1]) * _UNITS[match[2]]
+    if match := _CLOCK.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    raise misfit("must be a time with a unit, as 90m, 12h or 1-12:00:00")
+
+
+OptSeconds = Annotated[int | None, BeforeValidator(optional(to_seconds))]
 
 
 class LaunchSection(Section):
-    """Numbers of processes and nodes. Command-line options take precedence."""
+    """Numbers of processes and nodes, and what a site wants. Command-line options take precedence."""
 
     nproc: OptInt = Field(
         default=None,
@@ -25,4 +62,49 @@ class LaunchSection(Section):
         default=False,
         description="Start on several nodes without a secret (`PACELINE_STORE_SECRET_FILE`); anyone who"
         " can reach the port where the ranks connect can then end the run.",
+    )
+    # What `paceline launch` requests of every scheduler
+    gpus_per_node: OptInt = Field(
+        default=None, ge=0, description="Accelerators of each node for `paceline launch`; 0: none."
+    )
+    gpu: OptText = Field(
+        default=None,
+        description="The nodes' accelerator (`H100`), by which `paceline launch` plans memory and time.",
+    )
+    cpus_per_node: OptInt = Field(default=None, ge=1, description="CPU cores to request on each node.")
+    memory: OptText = Field(default=None, description="Host memory to request on each node: `256G`.")
+    time_limit: OptSeconds = Field(
+        default=None,
+        description="Time to request (`12h`, `1-12:00:00`); when empty from the plan's forecast.",
+    )
+    save_seconds: Int = Field(
+        default=120, ge=1, description="Seconds before the end of its time at which a job begins to save."
+    )
+    max_restarts: Int = Field(
+        default=3,
+        ge=0,
+        description="Restarts after failures; those after a stop that saved (exit code 75) do not count.",
+    )
+    image: OptText = Field(default=None, description="Container image of the job's ranks.")
+    mounts: Texts = Field(default=(), description="What the container sees: `/host/folder:/folder`.")
+    env: OptMapping = Field(default=None, description="Variables of the ranks; no secrets.")
+    secrets: OptMapping = Field(
+        default=None,
+        description="Variable: where its value is: a file on the nodes, or `NAME/KEY` of Kubernetes.",
+    )
+    modules: Texts = Field(default=(), description="Environment modules to load on each node.")
+    interface: OptText = Field(default=None, description="Network interface between the nodes: `ib0`.")
+    # Slurm
+    partition: OptText = Field(default=None, description="Slurm: partition.")
+    account: OptText = Field(default=None, description="Slurm: account.")
+    qos: OptText = Field(default=None, description="Slurm: quality of service.")
+    constraint: OptText = Field(default=None, description="Slurm: features that the nodes must have.")
+    reservation: OptText = Field(default=None, description="Slurm: reservation.")
+    exclusive: Bool = Field(default=False, description="Slurm: whole nodes.")
+    container: Annotated[str, Word("none", "pyxis", "apptainer", false="none")] = Field(
+        default="none", description="Slurm: what runs `launch.image`: pyxis or apptainer."
+    )
+    array_limit: OptInt = Field(default=None, ge=1, description="Slurm: runs of a sweep at the same time.")
+    sbatch_options: Texts = Field(
+        default=(), description="Slurm: further options, `--mail-type=FAIL`, as sbatch reads them."
     )

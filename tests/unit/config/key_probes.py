@@ -404,6 +404,39 @@ def launch(tree: Tree) -> Any:
     return cluster_of(config, SimpleNamespace(world_size=processes * nodes, num_nodes=nodes, device="cpu"))  # type: ignore[arg-type]
 
 
+def job(tree: Tree) -> Any:
+    """What a scheduler is asked to run."""
+    from paceline.schedulers.check_job import JobRequest, gpus_per_node, job_of, planned_cluster
+
+    config = Config.from_json(plain(tree))
+    with mock.patch("paceline.schedulers.check_job.probe_hardware", lambda environ: A100):
+        gpus = gpus_per_node(config, {})
+    request = JobRequest(Path("/c.yaml"), (), "slurm", ("paceline",), Path("/"))
+    return job_of(config, request, gpus or 0, None), planned_cluster(config.launch, gpus or 0)
+
+
+def slurm(tree: Tree) -> Any:
+    """The batch script, and the commands that submit it."""
+    from paceline.schedulers.slurm.render import slurm_job
+
+    return slurm_job(job(tree)[0])
+
+
+def array(tree: Tree) -> Any:
+    """The batch script of a sweep."""
+    from dataclasses import replace
+
+    from paceline.schedulers.job import ArrayTask
+    from paceline.schedulers.slurm.render import slurm_job
+
+    return slurm_job(replace(job(tree)[0], tasks=(ArrayTask("a", (), "/a"), ArrayTask("b", (), "/b"))))
+
+
+def gpu(tree: Tree) -> Any:
+    """The accelerators that a launch plans for."""
+    return job(tree)[1]
+
+
 def store(tree: Tree) -> Any:
     """What a start on several nodes without a secret says."""
     from paceline.launch.preflight.machine import meeting_place

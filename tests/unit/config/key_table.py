@@ -70,6 +70,7 @@ IMAGES = {
 SERVERS = "tests/unit/generation/test_rollout_servers.py"
 WAYS = "tests/unit/generation/test_weight_ways.py"
 STARTED = "tests/unit/launch/test_generation_servers.py"
+PYXIS = {"launch.container": "pyxis", "launch.image": "train.sqsh"}
 EVALUATED = {"training.eval_strategy": "steps", "data.eval": [{"path": "e.jsonl"}]}
 LORA = {"lora.r": 4}
 QLORA = {**LORA, "lora.quantization_bit": 4}
@@ -507,5 +508,15 @@ TABLE: dict[str, Key | Read] = {
     **under("generation", p.chat, {}, max_new_tokens=3, temperature=0.5, top_p=0.5, top_k=3),
     **under("launch", p.launch, {}, nproc=3, node_rank=1, master_addr="10.0.0.1", master_port=29511),
     "launch.nnodes": Key(p.launch, 2),
+    **under("launch", p.slurm, {}, gpus_per_node=4, cpus_per_node=32, memory="256G", time_limit="90m"),
+    **under("launch", p.slurm, {}, save_seconds=300, max_restarts=9, env={"A": "b"}, secrets={"A": "/f"}),
+    **under("launch", p.slurm, {}, modules=["cuda/13"], interface="ib0", partition="gpu", account="lab"),
+    **under("launch", p.slurm, {}, qos="long", constraint="h100", reservation="mine", exclusive=True),
+    "launch.sbatch_options": Key(p.slurm, ["--mail-type=FAIL"]),
+    "launch.array_limit": Key(p.array, 2),
+    "launch.gpu": Key(p.gpu, "H100", {"launch.gpus_per_node": 8}),
+    "launch.container": Key(p.slurm, "apptainer", PYXIS),
+    "launch.image": Key(p.slurm, "other.sqsh", PYXIS),
+    "launch.mounts": Key(p.slurm, ["/data:/data"], PYXIS),
     "launch.allow_unsigned_store": Key(p.store, True, {"launch.nnodes": 2}),
 }

@@ -334,6 +334,8 @@ def test_every_key_is_read_outside_the_config_and_the_sentences_of_the_plan() ->
     for path in PACKAGE.rglob("*.py"):
         if not path.relative_to(PACKAGE).as_posix().startswith(SPEAKERS):
             read.update(read_names(ast.parse(path.read_text())))
+    for path in PACKAGE.rglob("*.jinja"):  # jobs of schedulers
+        read.update(re.findall(r"\bsite\.(\w+)", path.read_text(encoding="utf-8")))
     elsewhere = OTHERWISE | IDLE.keys() | _refused_by_rules()
     missing = [path for path in ALL if path.rsplit(".", 1)[1] not in read and path not in elsewhere]
     assert missing == [], "nothing reads these"

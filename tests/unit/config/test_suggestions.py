@@ -135,7 +135,7 @@ def test_an_unrelated_word_gets_no_suggestion(word: str) -> None:
         ("training:\n  use_lora: true\n", 2, "lora: section"),
         ("training:\n  eval_every: 5\n", 2, "'eval_steps'"),
         ("training:\n  save_freq: 5\n", 2, "'save_steps'"),
-        ("training:\n  max_restarts: 5\n", 2, "--max-restarts"),
+        ("training:\n  num_restarts: 5\n", 2, "--max-restarts"),
         ("training:\n  ep_size: 5\n", 2, "expert parallelism is not supported"),
         ("training:\n  log_interval: 5\n", 2, "'logging_steps'"),
         ("training:\n  max_gradient_norm: 5\n", 2, "'max_grad_norm'"),

@@ -32,6 +32,7 @@ FOREIGN_OPTIONS = frozenset(
     [
         "--nproc_per_node",
         "--max-restarts",
+        "--mail-type",  # of sbatch
         "--local-rank",
         "--local_rank",
         "--module",

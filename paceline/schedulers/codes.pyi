@@ -1,0 +1,125 @@
+# Made from codes.toml by `python scripts/code_stubs.py`. Do not edit.
+from collections.abc import Mapping
+
+from paceline.core.diagnostics import CodeName, Diagnostic, Severity
+
+class _SCHEDULERS_GPUS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_UNPLANNED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_VALUE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        scheduler: object,
+        reason: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_SECRET(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_VARIABLE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_OVERWRITE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        run: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_RESUME(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_FILE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        reason: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_PROGRAM(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_REFUSED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        reason: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+SCHEDULERS_GPUS: _SCHEDULERS_GPUS
+SCHEDULERS_UNPLANNED: _SCHEDULERS_UNPLANNED
+SCHEDULERS_VALUE: _SCHEDULERS_VALUE
+SCHEDULERS_SECRET: _SCHEDULERS_SECRET
+SCHEDULERS_VARIABLE: _SCHEDULERS_VARIABLE
+SCHEDULERS_OVERWRITE: _SCHEDULERS_OVERWRITE
+SCHEDULERS_RESUME: _SCHEDULERS_RESUME
+SCHEDULERS_FILE: _SCHEDULERS_FILE
+SCHEDULERS_PROGRAM: _SCHEDULERS_PROGRAM
+SCHEDULERS_REFUSED: _SCHEDULERS_REFUSED

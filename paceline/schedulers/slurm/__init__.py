@@ -1,0 +1,1 @@
+"""Slurm: a batch script, and jobs asked and stopped by its commands."""

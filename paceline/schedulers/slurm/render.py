@@ -1,0 +1,179 @@
+"""A Slurm job: one batch script, which requeues itself after a stop that saved."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.schedulers import codes
+from paceline.schedulers.exit_policy import After
+from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering
+from paceline.schedulers.templates import codes_after, environment
+
+SCRIPT = "job.sbatch"
+#: sbatch reads a word of a #SBATCH line into a buffer of this many bytes
+_LONGEST = 8000
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def slurm_job(job: ClusterJob) -> Rendering:
+    """Return the batch script. Raises ConfigError for values that Slurm cannot hold, all at once."""
+    options = batch_options(job)
+    wrong = [finding for name, value in options if (finding := _unholdable(name, value))]
+    wrong += _container_findings(job)
+    if wrong:
+        raise ConfigError(*wrong)
+    template = environment(Path(__file__).parent).get_template("job.sbatch.jinja")
+    text = template.render(
+        job=job,
+        options=[(name, quoted(value)) for name, value in options],
+        command=[*job.command(), "--master-port"],
+        container=_container_options(job),
+        inside=_inside(job),
+        secret=job.out / SECRET_NAME if _signs(job) else "",
+        done=codes_after(After.DONE),
+        fail=codes_after(After.FAIL),
+        resume=codes_after(After.RESUME),
+    )
+    return Rendering(
+        {SCRIPT: text},
+        (("sbatch", str(job.out / SCRIPT)),),
+        _notes(job),
+        store_secret=_signs(job),
+    )
+
+
+def batch_options(job: ClusterJob) -> list[tuple[str, str | None]]:
+    """Return the options of sbatch with their values (None: the option has none)."""
+    site = job.site
+    log = f"{str(job.out).replace('%', '%%')}/%x-{'%A_%a' if job.tasks else '%j'}.out"
+    limit = None if job.time_limit is None else -(-job.time_limit // 60)
+    given: list[tuple[str, str | int | None]] = [
+        ("job-name", job.name),
+        ("nodes", job.nodes),
+        ("ntasks-per-node", 1),
+        ("gpus-per-node", job.gpus_per_node or None),
+        ("cpus-per-task", site.cpus_per_node),
+        ("mem", site.memory),
+        ("time", limit),
+        ("partition", site.partition),
+        ("account", site.account),
+        ("qos", site.qos),
+        ("constraint", site.constraint),
+        ("reservation", site.reservation),
+        ("array", _array(job)),
+        ("chdir", str(job.folder)),
+        ("output", log),
+        ("open-mode", "append"),
+        # Without "B:" the steps alone get it: the script goes on, and requeues
+        ("signal", f"TERM@{site.save_seconds}"),
+    ]
+    options = [(name, str(value)) for name, value in given if value is not None]
+    plain: list[tuple[str, str | None]] = [
+        ("requeue", None),
+        *([("exclusive", None)] if site.exclusive else []),
+    ]
+    return [*options, *plain, *map(_further, site.sbatch_options)]
+
+
+def quoted(value: str | None) -> str:
+    """Return ``=VALUE`` as a line of #SBATCH holds it; empty without a value."""
+    if value is None:
+        return ""
+    return '="' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _further(option: str) -> tuple[str, str | None]:
+    name, equals, value = option.strip().removeprefix("--").partition("=")
+    return name, value if equals else None
+
+
+def _array(job: ClusterJob) -> str | None:
+    if not job.tasks:
+        return None
+    limit = f"%{job.site.array_limit}" if job.site.array_limit else ""
+    return f"0-{len(job.tasks) - 1}{limit}"
+
+
+def _unholdable(name: str, value: str | None) -> Diagnostic | None:
+    reason = ""
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+        reason = "it is no option of sbatch"
+    elif value is not None and _CONTROL.search(value):
+        reason = "a #SBATCH line holds no line break or control character"
+    elif value is not None and len(value.encode("utf-8", "surrogateescape")) > _LONGEST:
+        reason = f"it has more than {_LONGEST} bytes"
+    elif name == "output" and "\\" in (value or ""):
+        reason = "in a path with a backslash Slurm fills in no job number"
+    if not reason:
+        return None
+    hint = "change the value; in the job's own commands (KEY=VALUE, launch.env) any text can stand"
+    return codes.SCHEDULERS_VALUE(f"--{name}", repr(value)[:200], scheduler="Slurm", reason=reason, hint=hint)
+
+
+def _signs(job: ClusterJob) -> bool:
+    return job.nodes > 1 and not job.site.allow_unsigned_store
+
+
+def _binds(job: ClusterJob) -> list[str]:
+    """Return what a container sees: the site's mounts, and the folders of this job."""
+    folders = dict.fromkeys(str(path) for path in (job.folder, job.config.parent, job.out))
+    return [*job.site.mounts, *(f"{folder}:{folder}" for folder in folders)]
+
+
+def _container_options(job: ClusterJob) -> tuple[str, ...]:
+    """Return the options of srun that make it start the tasks in a container (pyxis)."""
+    if job.site.container != "pyxis":
+        return ()
+    names = ("MASTER_ADDR", "PACELINE_STORE_SECRET_FILE", "PACELINE_EXIT_CODES", *job.env, *job.secrets)
+    return (
+        f"--container-image={job.site.image}",
+        f"--container-mounts={','.join(_binds(job))}",
+        f"--container-workdir={job.folder}",
+        f"--container-env={','.join(names)}",
+    )
+
+
+def _inside(job: ClusterJob) -> tuple[str, ...]:
+    """Return what stands before a task's command: apptainer, where it runs the image."""
+    if job.site.container != "apptainer":
+        return ()
+    binds = [word for bind in _binds(job) for word in ("--bind", bind)]
+    gpus = ("--nv",) if job.gpus_per_node else ()
+    return ("apptainer", "exec", *gpus, *binds, "--pwd", str(job.folder), str(job.site.image))
+
+
+def _container_findings(job: ClusterJob) -> list[Diagnostic]:
+    site, findings = job.site, []
+    if site.container != "none" and not site.image:
+        reason = "a container needs an image"
+        findings.append(
+            codes.SCHEDULERS_VALUE(
+                "launch.container", site.container, scheduler="Slurm", reason=reason, hint="set launch.image"
+            )
+        )
+    if site.container == "none" and site.image:
+        reason = "Slurm alone starts no image"
+        hint = "launch.container: pyxis, or apptainer"
+        findings.append(
+            codes.SCHEDULERS_VALUE("launch.image", site.image, scheduler="Slurm", reason=reason, hint=hint)
+        )
+    if site.container != "none":
+        for bind in _binds(job):
+            if "," in bind or bind.count(":") > 2:
+                reason = "a comma or a further colon ends the mount's path"
+                findings.append(
+                    codes.SCHEDULERS_VALUE(
+                        "launch.mounts", bind, scheduler="Slurm", reason=reason, hint="rename the folder"
+                    )
+                )
+    return findings
+
+
+def _notes(job: ClusterJob) -> tuple[str, ...]:
+    notes = []
+    if job.time_limit is None:
+        notes.append("no time limit is set: the partition's default holds (launch.time_limit)")
+    return tuple(notes)

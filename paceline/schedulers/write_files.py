@@ -1,0 +1,74 @@
+"""Write a job's files, and hand them to the scheduler's own command."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.json_types import NO_UTF8
+from paceline.core.security.file_permissions import written_for
+from paceline.schedulers import codes
+from paceline.schedulers.job import SECRET_NAME, Rendering
+
+
+def write_job(out: Path, rendering: Rendering, access: str) -> list[Path]:
+    """Write the files into ``out``, with the permissions of the run's; return their paths.
+
+    A secret that is there already stays: jobs of an earlier launch read it. Raises ConfigError.
+    """
+    written = []
+    try:
+        with written_for(out, access):
+            out.mkdir(parents=True, exist_ok=True)
+            for name, text in rendering.files.items():
+                path = out / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # A new file in its place: a link there is not followed, and no reader finds half of one
+                staged = path.with_name(f".{path.name}.{os.getpid()}")
+                mode = 0o777 if name in rendering.executable else 0o666
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                with open(os.open(staged, flags, mode), "wb") as file:
+                    file.write(text.encode("utf-8", NO_UTF8))
+                staged.replace(path)
+                written.append(path)
+            if rendering.store_secret:
+                _make_secret(out / SECRET_NAME)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(codes.SCHEDULERS_FILE(str(error.filename or out), reason=reason)) from error
+    return written
+
+
+def _make_secret(path: Path) -> None:
+    with suppress(FileExistsError):
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(number, "w") as file:
+            file.write(secrets.token_hex(32))
+
+
+def answer_of(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Run a scheduler's command and return what it prints. Raises PacelineError if it fails."""
+    program = shutil.which(argv[0], path=environ.get("PATH"))
+    if program is None:
+        raise ConfigError(codes.SCHEDULERS_PROGRAM("command line", argv[0], name=argv[0]))
+    done = subprocess.run(
+        [program, *argv[1:]],
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode != 0:
+        reason = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}")[-600:]
+        hint = "correct what it names; nothing else was done"
+        raise PacelineError(codes.SCHEDULERS_REFUSED(shlex.join(argv), hint=hint, reason=reason))
+    return done.stdout
