@@ -207,6 +207,7 @@ class Run:
                 "grad_norm": event.grad_norm,
                 "tokens": event.tokens,
                 "step_seconds": event.step_seconds,
+                "data_seconds": event.data_seconds,
                 "tokens_per_second": event.tokens_per_second,
                 "memory_bytes": self.history.peak_memory.get(step),
                 **(event.losses if len(event.losses) > 1 else {}),

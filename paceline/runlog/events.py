@@ -56,6 +56,7 @@ class Step(Event):
     - ``mfu``: fraction of the data sheet's peak FLOP/s, or on a device without one ``of_product``: fraction
       of the speed of a matrix product timed at the start
     - ``skipped``: ``no_labels``, ``overflow`` or None
+    - ``data_seconds``: how long this rank waited for the step's rows; ``step_seconds`` does not count it
     """
 
     kind: ClassVar[str] = "step"
@@ -76,6 +77,7 @@ class Step(Event):
     extras: Mapping[str, float] = field(default_factory=dict)  # e.g. loss_scale
     of_product: float | None = None
     reserved_bytes: int | None = None
+    data_seconds: float | None = None
 
 
 @dataclass(frozen=True)

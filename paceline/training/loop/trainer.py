@@ -57,13 +57,17 @@ class Hooks:
 
 @dataclass(frozen=True)
 class UnreadStep:
-    """The step of ``window``, begun at ``begun`` (``time.perf_counter``); its call took ``seconds``."""
+    """The step of ``window``, begun at ``begun`` (``time.perf_counter``); its call took ``seconds``.
+
+    ``waited``: seconds until the window was there.
+    """
 
     window: Window
     lr: float
     begun: float
     seconds: float
     result: UnreadResult
+    waited: float
 
     def read(self, former: float) -> tuple[StepResult, float, float]:
         """Return the result, the seconds that the step took, and when it was done.
@@ -144,13 +148,16 @@ class Trainer:
             self._nothing_lost(),
         ):
             self.hooks.doing(self.state.step, self.between)
+            since = time.perf_counter()
             for window in windows:
+                waited = time.perf_counter() - since
                 self.hooks.doing(self.state.step, STEP)
-                self._step(window)
+                self._step(window, waited)
                 if (outcome := self._between_steps()) is not None:
                     return outcome
                 garbage.between_steps(self.state.step)
                 self.hooks.doing(self.state.step, self.between)
+                since = time.perf_counter()
             self._record()
         self._settle(wait=True, must_succeed=True)
         return "completed"
@@ -162,7 +169,7 @@ class Trainer:
         early = self.state.stopped_by_callback or self.best.exhausted(self.state)
         return "early_stopped" if self.state.step and early else None
 
-    def _step(self, window: Window) -> None:
+    def _step(self, window: Window, waited: float) -> None:
         if self.inspect is not None:
             self.inspect(window)
         lr = self.lr(window.step)
@@ -180,7 +187,7 @@ class Trainer:
                 unread.read()
             seconds = time.perf_counter() - started
         self._record()  # the step before, which state.step still names
-        self._unread = UnreadStep(window, lr, started, seconds, unread)
+        self._unread = UnreadStep(window, lr, started, seconds, unread, waited)
         self.state.step = window.step + 1
         if not (self.late and unread.under_way):
             self._record()
@@ -209,6 +216,9 @@ class Trainer:
             **self.throughput.utilisation(result.tokens, seconds),
             memory_bytes=memory_bytes(self.device),
             reserved_bytes=reserved_bytes(self.device),
+            data_seconds=step.waited
+            if step.window.report is None
+            else None,  # rollouts have times of their own
             skipped=result.skipped,
             sample_digest=step.window.sample_digest,
             extras={

@@ -226,6 +226,7 @@ def scalars(event: events.Step | events.Eval) -> dict[str, float]:
         "train/epoch": event.epoch,
         "speed/tokens_per_second": event.tokens_per_second,
         "speed/step_seconds": event.step_seconds,
+        "speed/data_seconds": event.data_seconds,
         "speed/mfu": event.mfu,
         "speed/of_timed_product": event.of_product,
         "memory/bytes": float(event.memory_bytes) if event.memory_bytes is not None else None,

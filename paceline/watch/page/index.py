@@ -33,6 +33,7 @@ _PLAIN = (
     "grad_norm",
     "tokens",
     "step_seconds",
+    "data_seconds",
     "tokens_per_second",
     "mfu",
     "of_product",

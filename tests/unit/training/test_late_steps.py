@@ -95,7 +95,7 @@ def test_the_records_are_the_same_either_way() -> None:
         trainer = late(OnItsWay(losses(3, 2, 1, 0.5)), 4, saves=Saved([]))
         keep: Callable[[events.Event], None] = heard.append  # type: ignore[assignment]
         dataclasses.replace(trainer, late=is_late, hooks=Hooks(keep)).train()
-        timed = {"step_seconds": 0.0, "tokens_per_second": 0.0, "memory_bytes": 0}
+        timed = {"step_seconds": 0.0, "tokens_per_second": 0.0, "memory_bytes": 0, "data_seconds": 0.0}
         found.append([dataclasses.replace(event, **timed) for event in heard])
     assert found[0] == found[1] and [event.step for event in found[0]] == [1, 2, 3, 4]
 

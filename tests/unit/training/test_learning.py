@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -213,3 +214,19 @@ def test_a_resumed_run_that_had_ended_trains_nothing(step: int, gainless: int, o
     assert trainer.ended() == outcome
     if outcome is not None:
         assert (trainer.train(), trainer.state.step) == (outcome, step)
+
+
+def test_a_step_says_how_long_its_rows_were_waited_for() -> None:
+    heard = list[Any]()
+    trainer = trainer_of(Runner([(2.0, 1.0)] * 3), 3, heard)
+
+    def slow() -> Iterator[Window]:
+        for number in range(3):
+            if number == 1:
+                time.sleep(0.2)
+            yield Window(number, 0, [])
+
+    trainer.windows = slow()
+    trainer.train()
+    first, second, third = (e.data_seconds for e in heard if isinstance(e, events.Step))
+    assert second >= 0.2 and max(first, third) < second

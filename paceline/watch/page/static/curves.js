@@ -28,7 +28,7 @@ function chartsOf(names) {
   like(/^evals\//).filter((name) => !/_(runtime|per_second)$/.test(name)).forEach((name) => one("g_evaluation", name, { main: /exact|accurac/.test(name) }));
   one("g_speed", "steps/tokens_per_second", { fromZero: true, main: true });
   one("g_speed", "peaks/memory", { fromZero: true, exact: true, main: true });
-  for (const name of ["step_seconds", "mfu", "of_product"]) one("g_speed", `steps/${name}`, { fromZero: true });
+  for (const name of ["step_seconds", "data_seconds", "mfu", "of_product"]) one("g_speed", `steps/${name}`, { fromZero: true });
   const terms = like(/^steps\/losses\//);
   if (terms.length > 1) add("g_losses", t("g_losses"), terms);
   else terms.forEach((name) => used.add(name)); // one term is the loss itself
