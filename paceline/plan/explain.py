@@ -11,6 +11,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.units import human_bytes, human_count
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.memory.peak import state_summary
+from paceline.plan.features.freezing import Freezing
 from paceline.plan.model.parameter_list import tally_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Plan
@@ -121,6 +122,9 @@ def _trained(plan: Plan) -> str:
         blocks = adapter.oft_block_size
         kind = f"OFT in blocks of {blocks}" if blocks else f"LoRA of rank {adapter.r}"
         parts.append(f"{kind}{bits}")
+    if plan.vision:
+        tower = "frozen" if adapter is not None else Freezing.of(plan).of_tower()
+        parts.append(f"with images (vision tower: {tower})")
     return ", ".join(parts)
 
 

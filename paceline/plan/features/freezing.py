@@ -112,6 +112,12 @@ class Freezing:
     def _in_tower(self, known: frozenset[str]) -> frozenset[str]:
         return frozenset(n for n in known if self.parts.get(in_part(n, self.parts)) == VISION)
 
+    def of_tower(self) -> str:
+        """Return what becomes of a vision tower, in words."""
+        if self.unfreeze and not self.freeze:
+            return "as unfreeze says"
+        return "frozen, but what unfreeze names" if self.unfreeze else "frozen"
+
     def within(self, names: Iterable[str]) -> Freezing:
         """Return the patterns that match in a smaller model; none if these would train nothing, or freeze
         nothing there."""

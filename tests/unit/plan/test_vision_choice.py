@@ -17,6 +17,7 @@ from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
 from paceline.data.preflight.image_rows import images_in_rows
 from paceline.models.loading.multimodal import class_of_whole
+from paceline.plan.explain import overview
 from paceline.plan.features.freezing import Freezing
 from paceline.plan.features.vision import OF_IMAGES, rates_of_parts
 from paceline.plan.plan import Plan
@@ -194,6 +195,9 @@ def test_the_tower_is_frozen_unless_it_is_named() -> None:
     assert about(named, "training.freeze") is None and Freezing.of(named).parts
     assert not Freezing.of(plan_of(SEES, lora={"r": 4})).parts  # an adapter's base is frozen anyway
     assert not Freezing.of(plan_of(SEES, images=False)).parts
+    assert "with images (vision tower: frozen)" in overview(plan_of(SEES))
+    assert "with images (vision tower: as unfreeze says)" in overview(named)
+    assert "with images" not in overview(plan_of(SEES, images=False))
 
 
 @pytest.mark.parametrize(
