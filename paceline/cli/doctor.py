@@ -1,33 +1,56 @@
-"""``paceline doctor``: this machine, or a run that ended in a time-out."""
+"""``paceline doctor``: this machine, the nodes of a config's job, or a run that ended in a time-out."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.api.run import existing_run
+from paceline.cli.options import Overrides
 from paceline.core.diagnostics import errors
 from paceline.core.errors import ExitCode
 from paceline.core.rundir import RunDir
+from paceline.launch.environment.job_managers import process_rank
+from paceline.launch.network import check_cluster
+from paceline.launch.process_spec import LaunchOptions
+
+_SUBJECT = (
+    "A YAML file: this node is checked for its job, with --nnodes together with the others. A run that ended"
+    " in a time-out: its ranks' last collectives are compared."
+)
 
 
 def doctor(
-    run: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUN", help="A run that ended in a time-out: its ranks' last collectives are compared."
-        ),
-    ] = None,
+    subject: Annotated[Path | None, typer.Argument(metavar="CONFIG|RUN", help=_SUBJECT)] = None,
+    overrides: Overrides = None,
+    nnodes: Annotated[int | None, typer.Option(help="Nodes [default: 1].")] = None,
+    node_rank: Annotated[int | None, typer.Option(help="Rank of this node [default: 0].")] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Address of node 0.")] = None,
+    master_port: Annotated[int | None, typer.Option(help="Port on node 0 [default: 29500].")] = None,
+    nproc: Annotated[int | None, typer.Option(help="Processes on this node.")] = None,
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for the other nodes.")] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
-    """Check this machine: devices as torch, the driver's tool and /dev see them, and how to fix problems.
+    """Check this machine, or all nodes of a job before it runs, and report problems and how to fix them.
 
-    Exit code: 0 if a training can run, 1 if a problem prevents it, 2 if RUN is no run.
+    With CONFIG run the same command on every node, each with its --node-rank (srun and mpirun give it). All
+    print the same report. Exit code: 0 if a training can run, 1 if a problem prevents it, 2 for wrong
+    arguments.
     """
+    options = LaunchOptions(nproc, nnodes, node_rank, master_addr, master_port)
+    if subject is not None and (subject.is_file() or options != LaunchOptions() or overrides):
+        doctor_of_config(subject, overrides or (), options, wait, as_json=as_json)
+    doctor_of_machine(subject, as_json=as_json)
+
+
+def doctor_of_machine(run: Path | None, *, as_json: bool) -> None:
+    """Check this machine, and compare the last collectives of a run's ranks. Exits."""
     from paceline.doctor import report
     from paceline.doctor.flights import run_findings
     from paceline.doctor.inspect import inspect
@@ -42,3 +65,44 @@ def doctor(
     else:
         typer.echo(report.text(seen, problems))
     raise typer.Exit(int(ExitCode.FAILED if errors(problems) else ExitCode.OK))
+
+
+def doctor_of_config(
+    config: Path, overrides: Sequence[str], options: LaunchOptions, wait: float, *, as_json: bool
+) -> None:
+    """Check this node for the config's job, together with the job's other nodes. Exits."""
+    from paceline.doctor.nodes import report
+    from paceline.doctor.nodes.check_nodes import check_nodes, check_one
+    from paceline.doctor.nodes.facts import open_job
+
+    job = open_job(config, overrides, of_launcher(options), dict(os.environ))
+    check_cluster(job.cluster)
+    verdict = check_nodes(job, wait) if job.cluster.num_nodes > 1 else check_one(job)
+    if as_json:
+        typer.echo(json.dumps(report.as_json(verdict), indent=1, ensure_ascii=False))
+    else:
+        typer.echo(report.text(verdict))
+    raise typer.Exit(int(ExitCode.FAILED if errors(report.findings_of(verdict)) else ExitCode.OK))
+
+
+def of_launcher(options: LaunchOptions) -> LaunchOptions:
+    """Return ``options`` with what srun or mpirun tell, where they have started this command.
+
+    Of several processes on a node the first one checks it, and the others exit.
+    """
+    here = process_rank(os.environ)
+    if here.size == 1:
+        return options
+    if here.rank % here.local_size:
+        raise typer.Exit(int(ExitCode.OK))
+    return replace(
+        options,
+        nnodes=options.nnodes or max(1, here.size // here.local_size),
+        node_rank=here.rank // here.local_size if options.node_rank is None else options.node_rank,
+        master_addr=options.master_addr or here.host or None,
+        master_port=options.master_port or _port(os.environ.get("MASTER_PORT", "")),
+    )
+
+
+def _port(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None

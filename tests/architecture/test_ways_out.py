@@ -15,6 +15,8 @@ WRITERS = {
     ),
     "paceline/runlog/result.py": "the redactor it is given",
     "paceline/launch/run_secret.py": "the secret of the store, for its owner alone",
+    "paceline/doctor/nodes/run_folder.py": "zeros, to time the disk",
+    "paceline/runtime/process_group/link_probe.py": "findings, in a temporary folder",
     "paceline/launch/claim_run_dir.py": "the redactor it is given; no secret in the config",
     "paceline/training/exact_match.py": "redacted",
     "paceline/training/profiling/recorder.py": "names of operations and layers, and numbers",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
-_LENGTH = hashlib.sha256().digest_size * 2  # hexadecimal digits before the text
+from paceline.core.security.signatures import signed, verified
 
 
 def fingerprint(secret: bytes) -> str:
@@ -77,22 +77,12 @@ class SignedStore:
         return int(self._store.add(key, count))
 
     def _signed(self, key: str, text: str) -> str:
-        return f"{self._code(key, text)}{text}" if self._secret else text
+        return signed(self._secret, self._name, key, text)
 
     def _believed(self, key: str, value: bytes) -> str | None:
-        try:
-            text = value.decode("utf-8")
-        except UnicodeDecodeError:
-            text = ""
-        if self._secret:
-            code, text = text[:_LENGTH], text[_LENGTH:]
-            # in constant time: a stranger may measure how long a guess takes
-            if not hmac.compare_digest(code.encode(), self._code(key, text).encode()):
-                report, self._on_forged = self._on_forged, None
-                if report is not None:
-                    report(key)
-                return None
+        text = verified(self._secret, self._name, key, value)
+        if text is None:
+            report, self._on_forged = self._on_forged, None
+            if report is not None:
+                report(key)
         return text
-
-    def _code(self, key: str, text: str) -> str:
-        return hmac.new(self._secret, "\0".join((self._name, key, text)).encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,1 @@
+"""Check the nodes of a job together, before it runs. No torch."""

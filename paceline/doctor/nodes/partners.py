@@ -1,0 +1,181 @@
+"""This node's listener for its partners, and trials with theirs: a connection, a transfer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from paceline.doctor.nodes.messages import Hello, SentBytes, Trial, received
+from paceline.doctor.nodes.wire import NotOurs, Wire, greet, welcome
+from paceline.plan.plan_json import to_json
+
+T = TypeVar("T")
+CONNECT_SECONDS = 5.0
+TRANSFER_SECONDS = 5.0
+_RESOLVE_SECONDS = 5.0
+_ROUND_TRIPS = 5
+#: A transfer goes on with the next size where the last took less than this.
+_SIZES, _QUICK_SECONDS = (64 << 10, 4 << 20, 32 << 20), 0.1
+LARGEST = max(_SIZES)
+_BLOCK = bytes(range(256)) * 1024
+_AT_ONCE = 16  # connections of partners
+
+
+@dataclass(frozen=True)
+class _Size:
+    """Before ``size`` raw bytes."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """After them: how many came in time."""
+
+    arrived: int
+
+
+class PartnerListener:
+    """Answers the partners of this node, in threads, until it is closed.
+
+    It listens at ``address`` alone: the one that reaches node 0.
+    """
+
+    def __init__(self, address: str, secret: bytes) -> None:
+        self._server = socket.create_server((address, 0))
+        self._server.settimeout(0.2)
+        self._secret, self._closed = secret, threading.Event()
+        self._free = threading.BoundedSemaphore(_AT_ONCE)
+        self.port = int(self._server.getsockname()[1])
+        threading.Thread(target=self._accept, name="paceline-partners", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _accept(self) -> None:
+        with closing(self._server):
+            while not self._closed.is_set():
+                try:
+                    connection, _ = self._server.accept()
+                except TimeoutError:
+                    continue
+                if self._free.acquire(blocking=False):
+                    threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+                else:
+                    connection.close()
+
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            with closing(connection), suppress(OSError):  # its partner reports it
+                wire, _ = welcome(connection, self._secret, CONNECT_SECONDS)
+                while not self._closed.is_set():
+                    size = received(_Size, wire.receive(CONNECT_SECONDS)).size
+                    if not 0 <= size <= LARGEST:
+                        return
+                    wire.send(to_json(_Arrived(_take(connection, size))), CONNECT_SECONDS)
+        finally:
+            self._free.release()
+
+
+def _take(connection: socket.socket, size: int) -> int:
+    """Read up to ``size`` bytes for a limited time; return their number."""
+    deadline, arrived = time.monotonic() + TRANSFER_SECONDS, 0
+    while arrived < size and (left := deadline - time.monotonic()) > 0:
+        connection.settimeout(left)
+        try:
+            part = connection.recv(min(size - arrived, len(_BLOCK)))
+        except TimeoutError:
+            break
+        if not part:
+            break
+        arrived += len(part)
+    return arrived
+
+
+def try_partner(partner: Hello, mine: Hello, secret: bytes) -> Trial:
+    """Connect to a partner, and resolve its name."""
+    resolved, unresolved = addresses_of(partner.host)
+    error, round_trip = "", 0.0
+    try:
+        with closing(_connected(partner, mine, secret)) as wire:
+            round_trip = min(_request(wire, 0)[1] for _ in range(_ROUND_TRIPS))
+    except NotOurs:
+        error = "another program answers there"
+    except OSError as refused:
+        error = _reason(refused)
+    return Trial(partner.rank, error, round_trip, resolved, unresolved)
+
+
+def send_to(partner: Hello, mine: Hello, secret: bytes, most: int) -> SentBytes:
+    """Send bytes to a partner, more each time while it is quick, at most ``most``; return the best speed."""
+    best, total, error = 0.0, 0, ""
+    try:
+        with closing(_connected(partner, mine, secret)) as wire:
+            for size in (size for size in _SIZES if size <= most):
+                arrived, seconds = _request(wire, size)
+                total, best = total + arrived, max(best, arrived / seconds)
+                if arrived < size:
+                    error = f"{arrived} of {size} bytes arrived within {TRANSFER_SECONDS:.0f} s"
+                if error or seconds > _QUICK_SECONDS:
+                    break
+    except OSError as refused:
+        error = _reason(refused)
+    return SentBytes(partner.rank, best, total, error)
+
+
+def _connected(partner: Hello, mine: Hello, secret: bytes) -> Wire:
+    connection = socket.create_connection((partner.address, partner.port), CONNECT_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        return greet(connection, secret, to_json(mine), CONNECT_SECONDS)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _request(wire: Wire, size: int) -> tuple[int, float]:
+    """Send ``size`` bytes; return how many arrived, and the seconds until the answer came."""
+    begun = time.monotonic()
+    wire.send(to_json(_Size(size)), CONNECT_SECONDS)
+    wire.connection.settimeout(TRANSFER_SECONDS)
+    sent = 0
+    with suppress(TimeoutError):  # the other side counts what arrives, and answers
+        while sent < size:
+            sent += wire.connection.send(_BLOCK[: size - sent])
+    answer = received(_Arrived, wire.receive(TRANSFER_SECONDS + CONNECT_SECONDS))
+    return answer.arrived, max(time.monotonic() - begun, 1e-9)
+
+
+def addresses_of(name: str) -> tuple[tuple[str, ...], str]:
+    """Return the addresses of a host name here, and why there are none; within some seconds."""
+    results: list[tuple[tuple[str, ...], str]] = []
+
+    def resolve() -> None:
+        try:
+            infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            results.append((tuple(sorted({str(info[4][0]) for info in infos})), ""))
+        except (OSError, UnicodeError) as error:
+            results.append(((), str(getattr(error, "strerror", None) or error)))
+
+    thread = threading.Thread(target=resolve, daemon=True)
+    thread.start()
+    thread.join(_RESOLVE_SECONDS)
+    return results[0] if results else ((), f"no answer within {_RESOLVE_SECONDS:.0f} s")
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer: its packets are dropped"
+    return (error.strerror or str(error)).lower()
+
+
+def each(partners: Sequence[Hello], call: Callable[[Hello], T]) -> list[T]:
+    """Call for each partner, all at once."""
+    with ThreadPoolExecutor(max(1, len(partners))) as pool:
+        return list(pool.map(call, partners))
