@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -166,7 +165,11 @@ def clock_findings(
     offsets: Mapping[int, float], where: Callable[[Sequence[int]], str]
 ) -> Iterator[Diagnostic]:
     """Find the nodes whose clock is away from most. ``offsets``: seconds ahead of node 0."""
-    usual = statistics.median_low(sorted(offsets.values(), key=lambda offset: (round(offset), abs(offset))))
+    near = {
+        rank: sum(abs(other - offset) <= CLOCK_SECONDS for other in offsets.values())
+        for rank, offset in offsets.items()
+    }
+    usual = offsets[max(near, key=lambda rank: (near[rank], -rank))]  # of equal groups node 0's
     for rank, offset in offsets.items():
         ahead = offset - usual
         if abs(ahead) > CLOCK_SECONDS:

@@ -1,4 +1,4 @@
-"""Which nodes try each other, and what the trials tell: the odd node or pair is named, whatever their number."""
+"""Which nodes try each other, and what the trials tell: the odd one is named, whatever their number."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def test_a_node_tries_the_same_few_others_whatever_their_number(count: int) -> N
         assert len(shifts) <= 2 and all(0 < shift < count for shift in shifts)
 
 
-def speeds(count: int, shifts: tuple[int, ...], slow: set[tuple[int, int]]) -> dict[tuple[int, int], SentBytes]:
+def speeds(
+    count: int, shifts: tuple[int, ...], slow: set[tuple[int, int]]
+) -> dict[tuple[int, int], SentBytes]:
     links = [link for shift in shifts for link in partners_of(range(count), shift).items()]
     return {(a, b): SentBytes(b, SLOW if (a, b) in slow else FAST, 1 << 20) for a, b in links}
 
@@ -85,7 +87,9 @@ def test_names_of_one_machine_are_not_judged() -> None:
         ({0: 0.0, 1: 0.0, 2: 9.0, 3: -9.0}, ["[2]", "[3]"]),
     ],
 )
-def test_the_wrong_clock_is_the_one_that_differs_from_most(offsets: dict[int, float], named: list[str]) -> None:
+def test_the_wrong_clock_is_the_one_that_differs_from_most(
+    offsets: dict[int, float], named: list[str]
+) -> None:
     assert [f.where for f in clock_findings(offsets, where)] == named
 
 
