@@ -23,6 +23,7 @@ from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.schedulers import codes
 from paceline.schedulers.job import ArrayTask, ClusterJob
+from paceline.schedulers.table import SHARES_DISK
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded
@@ -77,10 +78,13 @@ def checked_job(
 def job_of(config: Config, request: JobRequest, gpus: int, predicted: int | None) -> ClusterJob:
     """Return the job of a config; ``gpus``: accelerators of a node, ``predicted``: seconds that it takes."""
     section = config.launch
+    # The nodes have this machine's disk, and run its interpreter
+    ours = not section.image and request.scheduler in SHARES_DISK
+    found = request.import_path if ours else {}
     run = str(RunDir.at(config.run_directory()).root)
     return ClusterJob(
         name=_slug(str(config.training.experiment_name or request.config.stem)),
-        program=("paceline",) if section.image else request.program,
+        program=request.program if ours else ("paceline",),
         config=request.config,
         overrides=request.overrides,
         run=run,
@@ -92,9 +96,11 @@ def job_of(config: Config, request: JobRequest, gpus: int, predicted: int | None
         port=section.master_port or DEFAULT_PORT,
         site=section,
         time_limit=section.time_limit or predicted,
-        env={**request.import_path, **{key: str(value) for key, value in (section.env or {}).items()}},
+        env={**found, **{key: str(value) for key, value in (section.env or {}).items()}},
         secrets={key: str(value) for key, value in (section.secrets or {}).items()},
         tasks=request.tasks,
+        checkpoint_url=config.training.checkpoint_url,
+        upload_timeout=config.training.upload_timeout,
     )
 
 

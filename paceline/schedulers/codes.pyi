@@ -113,6 +113,47 @@ class _SCHEDULERS_REFUSED(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _SCHEDULERS_OUTSIDE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        folder: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_LOST(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_TASK(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_PLACEMENT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 SCHEDULERS_GPUS: _SCHEDULERS_GPUS
 SCHEDULERS_UNPLANNED: _SCHEDULERS_UNPLANNED
 SCHEDULERS_VALUE: _SCHEDULERS_VALUE
@@ -123,3 +164,7 @@ SCHEDULERS_RESUME: _SCHEDULERS_RESUME
 SCHEDULERS_FILE: _SCHEDULERS_FILE
 SCHEDULERS_PROGRAM: _SCHEDULERS_PROGRAM
 SCHEDULERS_REFUSED: _SCHEDULERS_REFUSED
+SCHEDULERS_OUTSIDE: _SCHEDULERS_OUTSIDE
+SCHEDULERS_LOST: _SCHEDULERS_LOST
+SCHEDULERS_TASK: _SCHEDULERS_TASK
+SCHEDULERS_PLACEMENT: _SCHEDULERS_PLACEMENT

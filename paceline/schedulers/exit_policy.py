@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from paceline.core.errors import ExitCode
@@ -29,3 +29,16 @@ AFTER: Mapping[int, After] = {
     137: After.COUNT,  # SIGKILL: out of memory, or a node that went away
     143: After.COUNT,  # SIGTERM before a save
 }
+
+#: How much a node's code says about the job's end: a node that failed by itself says more than its peers.
+_WEIGHTS = (After.DONE, After.RESUME, After.COUNT, After.FAIL)
+
+
+def after(code: int) -> After:
+    """Return what follows a node's exit code."""
+    return AFTER.get(code, After.COUNT)
+
+
+def decisive(codes: Iterable[int]) -> int:
+    """Return the code that decides among those of a job's nodes, given in the order of their ends."""
+    return max(codes, key=lambda code: (_WEIGHTS.index(after(code)), code != ExitCode.PEER_FAILED))

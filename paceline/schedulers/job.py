@@ -32,6 +32,7 @@ class ClusterJob:
     - ``time_limit``: seconds; None where neither the config nor the plan says
     - ``env``: variables of the ranks; ``secrets``: variable → where its value is. A value is in no file
     - ``tasks``: the runs of a sweep; else empty
+    - ``checkpoint_url``, ``upload_timeout``: as in the config
     """
 
     name: str
@@ -50,6 +51,8 @@ class ClusterJob:
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     tasks: tuple[ArrayTask, ...] = ()
+    checkpoint_url: str | None = None
+    upload_timeout: float | None = None
 
     def command(self, config: str | None = None) -> tuple[str, ...]:
         """Return argv of one node's launcher, without its rank and address; it resumes by itself.

@@ -10,7 +10,13 @@ from paceline.schedulers.job import Scheduler
 #: name → its function
 SCHEDULERS: Mapping[str, str] = {
     "slurm": "paceline.schedulers.slurm.render:slurm_job",
+    "kubernetes": "paceline.schedulers.kubernetes.render:kubernetes_job",
+    "ray": "paceline.schedulers.ray.render:ray_job",
+    "skypilot": "paceline.schedulers.clouds.skypilot:skypilot_job",
+    "dstack": "paceline.schedulers.clouds.dstack:dstack_job",
 }
+#: those whose nodes see the disk of the machine that launches
+SHARES_DISK = ("slurm", "mpi", "ssh", "local")
 
 
 def scheduler_named(name: str) -> Scheduler:

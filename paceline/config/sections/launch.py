@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from paceline.config.sections.clouds import DstackOptions, RayOptions, SkyPilotOptions
+from paceline.config.sections.kubernetes import KubernetesOptions
 from paceline.config.sections.types import (
     Bool,
     Int,
@@ -108,3 +110,11 @@ class LaunchSection(Section):
     sbatch_options: Texts = Field(
         default=(), description="Slurm: further options, `--mail-type=FAIL`, as sbatch reads them."
     )
+    kubernetes: KubernetesOptions = Field(
+        default=KubernetesOptions(), description="What only a job on Kubernetes needs."
+    )
+    ray: RayOptions = Field(default=RayOptions(), description="What only a job on Ray needs.")
+    skypilot: SkyPilotOptions = Field(
+        default=SkyPilotOptions(), description="What only a task of SkyPilot needs."
+    )
+    dstack: DstackOptions = Field(default=DstackOptions(), description="What only a task of dstack needs.")

@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -422,10 +423,23 @@ def slurm(tree: Tree) -> Any:
     return slurm_job(job(tree)[0])
 
 
+def on(scheduler: str) -> Callable[[Tree], Any]:
+    """What another scheduler is given."""
+
+    def probe(tree: Tree) -> Any:
+        from paceline.schedulers.table import scheduler_named
+
+        made = replace(job(tree)[0], checkpoint_url="s3://b/r")
+        made = made if made.site.image else replace(made, site=made.site.model_copy(update={"image": "i"}))
+        render = scheduler_named(scheduler)
+        with mock.patch(f"{render.__module__}.shipped_config", lambda config, environ: {"c.yaml": "a: 1"}):
+            return render(made)
+
+    return probe
+
+
 def array(tree: Tree) -> Any:
     """The batch script of a sweep."""
-    from dataclasses import replace
-
     from paceline.schedulers.job import ArrayTask
     from paceline.schedulers.slurm.render import slurm_job
 

@@ -70,6 +70,8 @@ IMAGES = {
 SERVERS = "tests/unit/generation/test_rollout_servers.py"
 WAYS = "tests/unit/generation/test_weight_ways.py"
 STARTED = "tests/unit/launch/test_generation_servers.py"
+KUBERNETES = p.on("kubernetes")
+PODS = "tests/unit/schedulers/test_kubernetes_rules.py"
 PYXIS = {"launch.container": "pyxis", "launch.image": "train.sqsh"}
 EVALUATED = {"training.eval_strategy": "steps", "data.eval": [{"path": "e.jsonl"}]}
 LORA = {"lora.r": 4}
@@ -512,6 +514,25 @@ TABLE: dict[str, Key | Read] = {
     **under("launch", p.slurm, {}, save_seconds=300, max_restarts=9, env={"A": "b"}, secrets={"A": "/f"}),
     **under("launch", p.slurm, {}, modules=["cuda/13"], interface="ib0", partition="gpu", account="lab"),
     **under("launch", p.slurm, {}, qos="long", constraint="h100", reservation="mine", exclusive=True),
+    **under("launch.kubernetes", KUBERNETES, {}, kind="job", namespace="ml", queue="q", service_account="s"),
+    **under("launch.kubernetes", KUBERNETES, {}, image_pull_secrets=["r"], node_selector={"a": "b"}),
+    **under("launch.kubernetes", KUBERNETES, {}, rdma={"rdma/hca": 8}, shm_size="64Gi"),
+    "launch.kubernetes.gpu_resource": Key(KUBERNETES, "amd.com/gpu", {"launch.gpus_per_node": 8}),
+    "launch.kubernetes.tolerations": Key(KUBERNETES, [{"key": "a"}]),
+    **{
+        f"launch.kubernetes.tolerations[].{name}": Read("schedulers/kubernetes/pods.py", "placement", PODS)
+        for name in ("key", "operator", "value", "effect")
+    },
+    **under("launch.ray", p.on("ray"), {}, address="http://head:8265", placement_timeout=60),
+    **under(
+        "launch.skypilot",
+        p.on("skypilot"),
+        {"launch.gpu": "H100"},
+        infra="k8s",
+        use_spot=True,
+        setup=["true"],
+    ),
+    **under("launch.dstack", p.on("dstack"), {}, backends=["aws"], spot=True, fleets=["f"]),
     "launch.sbatch_options": Key(p.slurm, ["--mail-type=FAIL"]),
     "launch.array_limit": Key(p.array, 2),
     "launch.gpu": Key(p.gpu, "H100", {"launch.gpus_per_node": 8}),

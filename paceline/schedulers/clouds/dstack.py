@@ -1,0 +1,104 @@
+"""A task of dstack: its configuration file, and the script that its nodes run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import Json, JsonObject
+from paceline.launch.run_secret import VALUE as STORE_SECRET
+from paceline.schedulers import codes
+from paceline.schedulers.clouds.node_script import (
+    Cloud,
+    findings,
+    gigabytes,
+    mounts,
+    node_script,
+    secret_names,
+    signs,
+)
+from paceline.schedulers.dns_names import dns_name
+from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering
+from paceline.schedulers.quoted_yaml import documents
+from paceline.schedulers.shipped_config import shipped_config
+from paceline.schedulers.with_secret import with_secret
+
+FILE, SCRIPT = "task.dstack.yml", "node.sh"
+DSTACK = Cloud("dstack", '"$DSTACK_NODE_RANK"', '"$DSTACK_MASTER_NODE_IP"', "/paceline")
+_LEAVE_SECONDS = 15
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_NOTES = (
+    "dstack does not tell exit codes apart: it restarts after an interruption, not after a failure;"
+    " apply the file again to go on",
+)
+
+
+def dstack_job(job: ClusterJob) -> Rendering:
+    """Return the task. Raises ConfigError with all that dstack could not hold."""
+    texts = shipped_config(job.config, {})
+    if wrong := [*findings(job, DSTACK), *_own_findings(job)]:
+        raise ConfigError(*wrong)
+    options = job.site.dstack
+    files = [(SCRIPT, SCRIPT), *((str(job.config.parent / name), name) for name in texts)]
+    task: JsonObject = {
+        "type": "task",
+        "name": dns_name(job.name),
+        "nodes": job.nodes,
+        **({"image": job.site.image} if job.site.image else {}),
+        "env": _env(job),
+        # A file, since dstack fills in what looks like its variables in commands
+        "files": [{"local_path": local, "path": f"{DSTACK.folder}/{name}"} for local, name in files],
+        "commands": [f"exec bash {DSTACK.folder}/{SCRIPT}"],
+        "resources": _resources(job),
+        "volumes": [_volume(source, target) for source, target in mounts(job)],
+        "retry": {"on_events": ["no-capacity", "interruption"], "duration": "30d"},
+        "stop_duration": job.site.save_seconds + _LEAVE_SECONDS,
+        "spot_policy": "spot" if options.spot else "on-demand",
+    }
+    if job.site.time_limit:
+        task["max_duration"] = job.site.time_limit
+    if options.backends:
+        task["backends"] = list(options.backends)
+    if options.fleets:
+        task["fleets"] = list(options.fleets)
+    apply = ["dstack", "apply", "--yes", "--detach", "-f", str(job.out / FILE)]
+    submit = with_secret(STORE_SECRET, job.out / SECRET_NAME, apply) if signs(job) else tuple(apply)
+    written = {FILE: documents(task), SCRIPT: node_script(job, DSTACK)}
+    return Rendering(written, (submit,), _NOTES, store_secret=signs(job))
+
+
+def _env(job: ClusterJob) -> JsonObject:
+    """Return the variables; dstack reads ``${{ … }}`` in values, and ``$$`` as a dollar sign."""
+    plain: dict[str, Json] = {name: value.replace("$", "$$") for name, value in job.env.items()}
+    held: dict[str, Json] = {name: f"${{{{ secrets.{key} }}}}" for name, key in secret_names(job).items()}
+    # from the environment of the one who submits
+    taken: dict[str, Json] = {STORE_SECRET: {"key": STORE_SECRET}} if signs(job) else {}
+    return {**plain, **held, **taken}
+
+
+def _resources(job: ClusterJob) -> JsonObject:
+    site = job.site
+    resources: JsonObject = {}
+    if job.gpus_per_node:
+        resources["gpu"] = {**({"name": site.gpu} if site.gpu else {}), "count": job.gpus_per_node}
+    if site.cpus_per_node:
+        resources["cpu"] = f"{site.cpus_per_node}.."
+    if site.memory:
+        resources["memory"] = f"{gigabytes(site.memory)}GB.."
+    return resources
+
+
+def _volume(source: str, target: str) -> JsonObject:
+    return {"instance_path" if source.startswith("/") else "name": source, "path": target}
+
+
+def _own_findings(job: ClusterJob) -> Iterator[Diagnostic]:
+    for name, source in secret_names(job).items():
+        if not _NAME.fullmatch(source):
+            reason = "a value comes from a file on the nodes, or from a secret of dstack"
+            hint = f"{name}: /a/file/on/the/nodes, or {name}: NAME as `dstack secret list` shows"
+            yield codes.SCHEDULERS_VALUE(
+                f"launch.secrets.{name}", source, scheduler=DSTACK.name, reason=reason, hint=hint
+            )

@@ -1,0 +1,99 @@
+"""A managed job of SkyPilot: one task file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.core.diagnostics import Diagnostic
+from paceline.core.errors import ConfigError
+from paceline.core.json_types import JsonObject
+from paceline.launch.run_secret import VALUE as STORE_SECRET
+from paceline.schedulers import codes
+from paceline.schedulers.clouds.node_script import (
+    Cloud,
+    findings,
+    gigabytes,
+    mounts,
+    node_script,
+    secret_names,
+    signs,
+)
+from paceline.schedulers.dns_names import dns_name
+from paceline.schedulers.exit_policy import AFTER, After
+from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering
+from paceline.schedulers.quoted_yaml import documents
+from paceline.schedulers.shipped_config import shipped_config
+from paceline.schedulers.with_secret import with_secret
+
+FILE = "task.yaml"
+_FIRST = """"$(printf '%s\\n' "$SKYPILOT_NODE_IPS" | head -n 1)\""""
+SKYPILOT = Cloud("SkyPilot", '"$SKYPILOT_NODE_RANK"', _FIRST, "~/paceline")
+_NOTES = (
+    "SkyPilot restarts after every failure, up to launch.max_restarts; a start that Paceline refuses"
+    " counts too",
+)
+
+
+def skypilot_job(job: ClusterJob) -> Rendering:
+    """Return the task file. Raises ConfigError with all that SkyPilot could not hold."""
+    texts = shipped_config(job.config, {})
+    if wrong := [*findings(job, SKYPILOT), *_own_findings(job)]:
+        raise ConfigError(*wrong)
+    options = job.site.skypilot
+    secrets = [*secret_names(job), *((STORE_SECRET,) if signs(job) else ())]
+    files = {f"{SKYPILOT.folder}/{name}": str(job.config.parent / name) for name in texts}
+    task: JsonObject = {
+        "name": dns_name(job.name),
+        "num_nodes": job.nodes,
+        "resources": _resources(job),
+        "file_mounts": {**files, **{target: source for source, target in mounts(job)}},
+        "envs": dict(job.env),
+        # Without a value here: `--secret NAME` takes it from the environment of the one who submits
+        "secrets": dict.fromkeys(secrets),
+        **({"setup": "\n".join(options.setup)} if options.setup else {}),
+        "run": node_script(job, SKYPILOT),
+    }
+    launch = ["sky", "jobs", "launch", "--yes", "--name", dns_name(job.name)]
+    for name in secrets:
+        launch += ["--secret", name]
+    launch.append(str(job.out / FILE))
+    submit = with_secret(STORE_SECRET, job.out / SECRET_NAME, launch) if signs(job) else tuple(launch)
+    return Rendering({FILE: documents(task)}, (submit,), _NOTES, store_secret=signs(job))
+
+
+def _resources(job: ClusterJob) -> JsonObject:
+    site, options = job.site, job.site.skypilot
+    recovery: JsonObject = {
+        "max_restarts_on_errors": site.max_restarts,
+        "recover_on_exit_codes": sorted(int(code) for code, after in AFTER.items() if after is After.RESUME),
+    }
+    resources: JsonObject = {"job_recovery": recovery}
+    if job.gpus_per_node:
+        resources["accelerators"] = {str(site.gpu): job.gpus_per_node}
+    if site.cpus_per_node:
+        resources["cpus"] = f"{site.cpus_per_node}+"
+    if site.memory:
+        resources["memory"] = f"{gigabytes(site.memory)}+"
+    if site.image:
+        resources["image_id"] = f"docker:{site.image}"
+    if options.infra:
+        resources["infra"] = options.infra
+    if options.use_spot:
+        resources["use_spot"] = True
+    return resources
+
+
+def _own_findings(job: ClusterJob) -> Iterator[Diagnostic]:
+    def refused(where: str, value: str, reason: str, hint: str) -> Diagnostic:
+        return codes.SCHEDULERS_VALUE(where, value, scheduler=SKYPILOT.name, reason=reason, hint=hint)
+
+    if job.gpus_per_node and not job.site.gpu:
+        yield refused("launch.gpu", "not given", "it rents accelerators by name", "launch.gpu: H100")
+    if "$" in "".join((str(job.config.parent), *job.site.mounts)):
+        reason = "it reads $ in paths as a variable"
+        yield refused("launch.mounts, CONFIG", str(job.config.parent), reason, "paths without a $")
+    for name, source in secret_names(job).items():
+        if source != name:
+            reason = "a value comes from a file on the nodes, or from the variable of the one who submits"
+            hint = f"{name}: /a/file/on/the/nodes, or {name}: {name}"
+            yield refused(f"launch.secrets.{name}", source, reason, hint)
