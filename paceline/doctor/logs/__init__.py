@@ -1,0 +1,1 @@
+"""Logs of any trainer, read for the first cause of a failure."""

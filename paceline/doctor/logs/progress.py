@@ -1,0 +1,88 @@
+"""Signs of life in a log: steps and losses, bars, saves, the end of a training."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+
+_LOSS = re.compile(r"(?i)\b(?:lm[ _])?(?:train[ _/]?)?loss['\"]?\s*[:=|]\s*['\"]?([-+]?[\d.]+(?:e[-+]?\d+)?|nan|inf)")
+_NORM = re.compile(r"(?i)\bgrad[ _]norm['\"]?\s*[:=|]\s*['\"]?([-+]?[\d.]+(?:e[-+]?\d+)?|nan|inf)")
+_STEP = re.compile(
+    r"(?i)(?:global_step/max_steps['\"]?: ?['\"]|\bglobal[ _]?step['\"]?\s*[:=]\s*|\biteration\s*[:=]?\s+"
+    r"|\bsteps?['\"]?\s*[:=]?\s*)(\d{1,9})"
+)
+_BAR = re.compile(r"^\s*(?P<name>[^|%]{0,120}?)\s*\d{1,3}%\|[^|]{0,200}\|\s*(?P<at>\d{1,12})/(?P<of>\d{1,12})\s*\[")
+_PREPARES = re.compile(r"(?i)tokeniz|running tokenizer|^map\b|^filter|packing|preprocess|converting|generating \w+ split")
+_ENDED = re.compile(
+    r"(?i)train_runtime|training (?:is )?(?:completed|finished|done|complete)\b|exits successfully|end time of running"
+    r"|`?Trainer\.fit`? stopped|\btraining run (?:completed|finished)|run finished|finished: completed"
+)
+_SAVED = re.compile(
+    r"(?i)(?:saving (?:model )?checkpoint to|saved? (?:model |state )?(?:checkpoint )?(?:to|at|in)|checkpoint saved (?:to|at)"
+    r"|successfully saved checkpoint (?:at iteration \d+ )?to)\s+['\"]?([\w./@:-]{1,300})"
+)
+
+
+@dataclass
+class Progress:
+    """Counts, in the order of the lines. ``steps``: signs of a step; ``finite``: those with a sound loss.
+
+    ``first``, ``last``: lowest and highest numbered step. ``saved``: the newest checkpoint that the log names,
+    and the last step before it. ``preparing``: the last bar of a data step that has not reached its end.
+    """
+
+    steps: int = 0
+    finite: int = 0
+    last: int | None = None
+    saved: str = ""
+    saved_step: int | None = None
+    ended: bool = False
+    preparing: tuple[int, str] | None = None
+    nan: list[tuple[int, str]] = field(default_factory=list)
+    zero: list[tuple[int, str]] = field(default_factory=list)
+    _bar: int = -1
+
+    def read(self, number: int, text: str) -> bool:
+        """Take in a line; whether it is nothing but progress."""
+        if (bar := _BAR.match(text)) is not None:
+            return self._take_bar(number, text, bar)
+        if (saved := _SAVED.search(text)) is not None:
+            self.saved, self.saved_step = saved[1].rstrip(".,"), self.last
+        if _ENDED.search(text):
+            self.ended = True
+        loss = _LOSS.search(text)
+        step = _STEP.search(text) if loss or "step" in text or "iteration" in text else None
+        if step is not None:
+            self.last = int(step[1]) if loss or self.last is None else max(self.last, int(step[1]))
+        if loss is None:
+            return False
+        self.steps += 1
+        self._take_loss(number, text, loss[1].lower())
+        return True
+
+    def _take_bar(self, number: int, text: str, bar: re.Match[str]) -> bool:
+        at, name = int(bar["at"]), bar["name"]
+        if _PREPARES.search(name):
+            self.preparing = (number, text) if at < int(bar["of"]) else None
+        elif not name and at != self._bar:
+            self.steps, self.last, self._bar = self.steps + (at > self._bar >= 0), at, at
+        rest = text[bar.end() :]
+        return "timed out" not in rest and "Error" not in rest
+
+    def _take_loss(self, number: int, text: str, written: str) -> None:
+        norm = _NORM.search(text)
+        try:
+            loss, size = float(written), float(norm[1]) if norm else None
+        except ValueError:
+            return
+        bad_norm = size is not None and not math.isfinite(size)
+        if loss == 0.0 and (bad_norm or size == 0.0):
+            self.zero.append((number, text))
+        elif not math.isfinite(loss) or bad_norm:
+            self.nan.append((number, text))
+        else:
+            self.finite += 1
+            if loss != 0.0:
+                self.nan.clear()
+                self.zero.clear()

@@ -1,0 +1,197 @@
+"""Read one log: evidence of failures, ends of processes, signs of life. One pass, bounded memory."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from paceline.doctor.logs.catalogue import Catalogue, Cause, catalogue
+from paceline.doctor.logs.deaths import Death, DeathReader
+from paceline.doctor.logs.prefixes import Source, take_prefix
+from paceline.doctor.logs.progress import Progress
+
+_EXCEPTION = re.compile(r"^[\s|+]{0,12}((?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80})(?:: |:$|$)")
+_NAME = re.compile(r"(?:Error|Exception|Exit|Interrupt|Failure|Timeout|Refused|Aborted|Group)$")
+_QUIET = ("SystemExit", "StopIteration", "GeneratorExit", "Warning")
+_BEGIN, _FRAME, _CODE = "Traceback (most recent call last)", re.compile(r'^\s*(?:\|\s*)?File "'), re.compile(r"^    \S")
+_GOES_ON = re.compile(
+    r"(?i)\bretry(?:ing)?\b|\bretries left|falling back|fall back|\bskipp(?:ed|ing)\b|\bignor(?:ed|ing)\b|\brecovered\b"
+    r"|caught by|using port|\breconnect|not (?:fatal|a problem)"
+)
+_GIVES_UP = re.compile(r"(?i)max(?:imum)? retries|retries exceeded|exhausted|giving up|no more retries|retries: \d+\)")
+_RETRIED = re.compile(r"(?i)^\W*retrying\b")
+_WARNS = re.compile(r"\w*Warning: |NCCL INFO|^warning:|^wandb: (?!ERROR)", re.IGNORECASE)
+_HARD = re.compile(r"(?i)error|fatal|fail|what\(\):|cannot|assert")
+_DATA = re.compile(r"""^\s*(?:[{\[]\s*[{"']|(?:prompt|completion|response|answer|sample|example|reward|text)s?\b)""", re.IGNORECASE)
+_QUOTED = re.compile(r'"[^"]{0,4000}"')
+_DIGITS = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
+_AFTER = 16  # lines after an exception that may belong to its message
+_KEPT = 400  # pieces of evidence of a log
+_SHAPES = 20_000  # shapes of lines that are known to say nothing
+_WEAK = 0.6  # of a line that is no exception and does not call itself an error
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A line that names a cause. ``steps``, ``finite``, ``ended``: what the log had shown before it."""
+
+    cause: Cause
+    level: float
+    file: str
+    number: int
+    text: str
+    rank: int | None
+    node: str
+    time: float | None
+    steps: int
+    finite: int
+    ended: bool
+    open: bool = False
+
+
+@dataclass
+class LogFacts:
+    """What one log says."""
+
+    file: str
+    evidence: list[Evidence]
+    deaths: list[Death]
+    progress: Progress
+    ranks: set[int]
+    lines: int = 0
+
+
+@dataclass
+class _Stream:
+    """The traceback that lines of one rank are in."""
+
+    open: bool = False
+    frames: deque[str] = field(default_factory=lambda: deque(maxlen=40))
+    exception: int = -(10**9)  # number of the last exception's line
+
+
+class LogReader:
+    """Reads the lines of one log."""
+
+    def __init__(self, file: str, rank: int | None = None, node: str = "") -> None:
+        self._catalogue: Catalogue = catalogue()
+        self._file, self._rank, self._node = file, rank, node
+        self._streams: dict[tuple[int | None, str], _Stream] = {}
+        self._shapes: set[str] = set()
+        self._evidence: list[Evidence] = []
+        self._deaths = DeathReader()
+        self._progress = Progress()
+        self._ranks: set[int] = set()
+        self._last_frame = -100
+
+    def read(self, lines: Iterable[tuple[int, str]]) -> LogFacts:
+        number = 0
+        for number, text in lines:
+            self._line(number, text)
+        return LogFacts(
+            self._file, self._evidence, self._deaths.deaths, self._progress, self._ranks, number
+        )
+
+    def _line(self, number: int, raw: str) -> None:
+        source, text = take_prefix(raw)
+        if source.rank is None:
+            source = replace(source, rank=self._rank)
+        if source.rank is not None:
+            self._ranks.add(source.rank)
+        if self._progress.read(number, text) or not text or text.isspace():
+            return
+        self._deaths.read(number, text)
+        stream = self._streams.setdefault((source.rank, source.node), _Stream())
+        if len(self._streams) > 4096:
+            self._streams.clear()
+        if _BEGIN in text:
+            stream.open = True
+            stream.frames.clear()
+            return
+        if _FRAME.match(text):
+            stream.frames.append(text)
+            self._last_frame = number
+            return
+        if _CODE.match(text) and number - self._last_frame < 30:
+            return
+        if _RETRIED.match(text):
+            self._evidence = [e for e in self._evidence if e.number < number - 2]
+            return
+        if not self._take_exception(number, text, source, stream):
+            self._take_line(number, text, source, stream)
+
+    def _take_exception(self, number: int, text: str, source: Source, stream: _Stream) -> bool:
+        match = _EXCEPTION.match(text)
+        if match is None:
+            return False
+        name = match[1].rpartition(".")[2]
+        known = _NAME.search(name) is not None
+        if not known and not (stream.open and "." in match[1] and name[0].isupper()):
+            return False
+        if name.endswith(_QUIET) or (not stream.open and _goes_on(text)):
+            return True
+        cause = self._catalogue.read(text) or self._catalogue.causes["python_exception"]
+        self._add(self._refined(cause, name, stream), cause.level, number, text, source, is_open=stream.open)
+        stream.open, stream.exception = False, number
+        return True
+
+    def _refined(self, cause: Cause, name: str, stream: _Stream) -> Cause:
+        """The id that the frames of the traceback make of a cause."""
+        for other in self._catalogue.causes.values():
+            if cause.id in other.refines and (not other.exceptions or name in other.exceptions):
+                if any(frame.search(line) for frame in other.frames for line in stream.frames):
+                    return other
+        return cause
+
+    def _take_line(self, number: int, text: str, source: Source, stream: _Stream) -> None:
+        near = 0 < number - stream.exception <= _AFTER
+        quiet = source.is_warning or _WARNS.search(text) is not None
+        if _DATA.match(text) and not near:
+            return
+        if not near and '"' in text:
+            text = _QUOTED.sub('""', text)
+        shape = _DIGITS.sub("0", text[:400])
+        if shape in self._shapes:
+            return
+        cause = self._catalogue.read(text)
+        if cause is None:
+            if len(self._shapes) >= _SHAPES:
+                self._shapes.clear()
+            self._shapes.add(shape)
+            return
+        if (quiet and not cause.warnings) or (not cause.fact and not near and _goes_on(text)):
+            return
+        hard = near or cause.warnings or source.level in ("ERROR", "CRITICAL", "FATAL") or _HARD.search(text)
+        self._add(cause, cause.level + (0 if hard else _WEAK), number, text, source)
+
+    def _add(
+        self, cause: Cause, level: float, number: int, text: str, source: Source, *, is_open: bool = False
+    ) -> None:
+        if len(self._evidence) >= _KEPT:  # echoes repeat; the first ones and the strongest are enough
+            weakest = max(range(len(self._evidence) // 2, len(self._evidence)), key=lambda i: self._evidence[i].level)
+            if self._evidence[weakest].level < level:
+                return
+            del self._evidence[weakest]
+        progress = self._progress
+        self._evidence.append(
+            Evidence(
+                cause,
+                level,
+                self._file,
+                number,
+                text[:2000],
+                source.rank,
+                source.node or self._node,
+                source.time,
+                progress.steps,
+                progress.finite,
+                progress.ended,
+                is_open,
+            )
+        )
+
+
+def _goes_on(text: str) -> bool:
+    return _GOES_ON.search(text) is not None and _GIVES_UP.search(text) is None
