@@ -99,6 +99,26 @@ class _CLI_UNKNOWN_VERB(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _CLI_DOCTOR_LOG(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _CLI_DOCTOR_NO_LOG(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_ALGORITHM(CodeName):
     def __call__(
         self,
@@ -152,6 +172,8 @@ CLI_SERVE_PACKAGES: _CLI_SERVE_PACKAGES
 CLI_PORT: _CLI_PORT
 CLI_UNKNOWN_CODE: _CLI_UNKNOWN_CODE
 CLI_UNKNOWN_VERB: _CLI_UNKNOWN_VERB
+CLI_DOCTOR_LOG: _CLI_DOCTOR_LOG
+CLI_DOCTOR_NO_LOG: _CLI_DOCTOR_NO_LOG
 PLAN_SUBJECT: Code
 PLAN_ALGORITHM: _PLAN_ALGORITHM
 PLAN_BITS: _PLAN_BITS

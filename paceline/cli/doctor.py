@@ -7,18 +7,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from paceline.api.run import existing_run
+from paceline.cli import codes
 from paceline.cli.options import Overrides
 from paceline.core.diagnostics import errors
-from paceline.core.errors import ExitCode
+from paceline.core.errors import ConfigError, ExitCode
 from paceline.core.rundir import RunDir
 from paceline.launch.environment.job_managers import process_rank
 from paceline.launch.network import check_cluster
 from paceline.launch.process_spec import LaunchOptions
+from paceline.runlog.redact import Redactor
 
 _SUBJECT = (
     "A YAML file: this node is checked for its job, with --nnodes together with the others. A run that ended"
@@ -35,6 +37,10 @@ def doctor(
     master_port: Annotated[int | None, typer.Option(help="Port on node 0 [default: 29500].")] = None,
     nproc: Annotated[int | None, typer.Option(help="Processes on this node.")] = None,
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for the other nodes.")] = 30,
+    logs: Annotated[
+        bool,
+        typer.Option("--log", help="The arguments are logs of one run, by any trainer: what failed first."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Check this machine, or all nodes of a job before it runs, and report problems and how to fix them.
@@ -43,10 +49,35 @@ def doctor(
     print the same report. Exit code: 0 if a training can run, 1 if a problem prevents it, 2 for wrong
     arguments.
     """
+    if logs:
+        files = [subject] if subject is not None else []
+        doctor_of_logs([*files, *map(Path, overrides or ())], as_json=as_json)
     options = LaunchOptions(nproc, nnodes, node_rank, master_addr, master_port)
     if subject is not None and (subject.is_file() or options != LaunchOptions() or overrides):
         doctor_of_config(subject, overrides or (), options, wait, as_json=as_json)
     doctor_of_machine(subject, as_json=as_json)
+
+
+def doctor_of_logs(paths: Sequence[Path], *, as_json: bool) -> NoReturn:
+    """Report on the logs of one run. Exits: 0 if nothing was found, 1 for a failure.
+
+    Raises ConfigError for what is no file.
+    """
+    from paceline.doctor.logs.diagnose import diagnose, read_logs
+
+    if not paths:
+        raise ConfigError(codes.CLI_DOCTOR_LOG("command line", "--log without a file"))
+    try:
+        report = diagnose(read_logs(paths))
+    except OSError as error:
+        where = str(error.filename or paths[0])
+        raise ConfigError(codes.CLI_DOCTOR_NO_LOG(where, error.strerror or str(error))) from None
+    clean = Redactor.of(os.environ)
+    if as_json:
+        typer.echo(json.dumps(report.to_json(clean), indent=1, ensure_ascii=False))
+    else:
+        typer.echo(report.text(clean))
+    raise typer.Exit(int(ExitCode.FAILED if report.failed else ExitCode.OK))
 
 
 def doctor_of_machine(run: Path | None, *, as_json: bool) -> None:

@@ -1,13 +1,13 @@
 """The causes of failures, as data: ``causes/CLASS.toml``, a table for each id.
 
 The 90 ids of the failure catalogue are among them. An entry says how its messages read (``patterns``, without
-regard to case), and how it stands among others:
+regard to case), and how it stands among others.
 
-- ``role``: root, either (the cause only where nothing better is found) or echo (never a cause)
-- ``fact``: another program saw it (kernel, scheduler), so it explains exceptions, whichever was written first
-- ``warnings``: its lines count although they are warnings
-- ``before``, ``after``: ids that lose or win when both read the same line
-- ``frames``, ``refines``, ``exceptions``: it takes the place of another id if the traceback has such a frame
+- ``role``: root, either (the cause only where nothing better is found) or echo (never a cause).
+- ``fact``: kernel or scheduler saw it, so it explains exceptions, whichever was written first.
+- ``warnings``: its lines count although they are warnings.
+- ``before``, ``after``: ids that lose or win when both read the same line.
+- ``frames``, ``refines``, ``exceptions``: it replaces another id if the traceback has such a frame.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Catalogue:
         for wording in self.wordings:
             if wording.gate not in lower or (match := wording.regex.search(text)) is None:
                 continue
-            found = (wording.cause, match.end() - match.start())
-            if best is None or _better(found, best):
-                best = found
+            candidate = (wording.cause, match.end() - match.start())
+            if best is None or _better(candidate, best):
+                best = candidate
         return best[0] if best else None
 
 
@@ -110,7 +110,8 @@ def catalogue() -> Catalogue:
     for cause, row in _rows():
         causes[cause.id] = cause
         wordings += [
-            Wording(cause, re.compile(pattern, re.IGNORECASE), literal(pattern).lower()) for pattern in row.patterns
+            Wording(cause, re.compile(pattern, re.IGNORECASE), literal(pattern).lower())
+            for pattern in row.patterns
         ]
     return Catalogue(causes, tuple(wordings))
 
@@ -145,7 +146,8 @@ def _rows() -> Iterator[tuple[Cause, _Row]]:
 
 def literal(pattern: str) -> str:
     """Return the longest text that every match of ``pattern`` holds; "" if none can be told."""
-    runs, run, depth, at = [], "", 0, 0
+    runs: list[str] = []
+    run, depth, at = "", 0, 0
     while at < len(pattern):
         char = pattern[at]
         if char == "\\":

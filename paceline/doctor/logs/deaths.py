@@ -19,13 +19,14 @@ _CODE = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)"
     r"|exitcode\s*:\s*(?P<code2>-?\d+)"
     r"|(?:--local_rank=(?P<rank3>\d+).{0,200})?exits with return code = (?P<code3>-?\d+)"
-    r"|error: (?P<node4>[\w.-]+): tasks? (?P<rank4>\d+)[\d,-]*: (?:Exited with exit code (?P<code4>\d+)|(?P<name4>[A-Z][a-z]+(?: [a-z]+)?))"
+    r"|error: (?P<node4>[\w.-]+): tasks? (?P<rank4>\d+)[\d,-]*: (?:Exited with exit code (?P<code4>\d+)"
+    r"|(?P<name4>[A-Z][a-z]+(?: [a-z]+)?))"
     r"|returned non-zero exit status (?P<code5>\d+)"
     r"|died with <Signals\.(?P<sig6>SIG\w+)"
     r"|Exit Code:\s+(?P<code7>\d+)"
     r"|process rank (?P<rank8>\d+) with PID \d+ on node (?P<node8>\S+) exited on signal (?P<code8>\d+)"
     r"|rank (?P<rank9>\d+) was ended by (?P<sig9>SIG\w+)"
-    r"|line \d+: +\d+ (?P<name10>Killed|Terminated|Aborted|Bus error|Segmentation fault|Illegal instruction)\b"
+    r"|line \d+: +\d+ (?P<name10>Killed|Terminated|Aborted|Bus error|Segmentation fault|Illegal instr\w+)\b"
     r"|exited with (?:exit )?code (?P<code11>\d+)|exit code:? (?P<code12>\d+)\b"
     r"|EXIT CODE: (?P<code13>\d+)"
 )
@@ -67,18 +68,18 @@ class DeathReader:
             self._rank = int(box[1])
         if (match := _CODE.search(text)) is None:
             return False
-        found = {re.sub(r"\d+$", "", name): value for name, value in match.groupdict().items() if value}
-        code = _code(found.get("code"), found.get("name"), found.get("sig"))
+        groups = {re.sub(r"\d+$", "", name): value for name, value in match.groupdict().items() if value}
+        code = _code(groups.get("code"), groups.get("name"), groups.get("sig"))
         if match["code8"]:
             code = -code
         if code == 0 or code is None:
             return False
-        rank = found.get("rank")
+        rank = groups.get("rank")
         if match["code2"]:
             self.deaths.append(Death(code, self._rank, self._host, number, text))
             self._rank = None
         else:
-            self.deaths.append(Death(code, int(rank) if rank else None, found.get("node", ""), number, text))
+            self.deaths.append(Death(code, int(rank) if rank else None, groups.get("node", ""), number, text))
         return True
 
 

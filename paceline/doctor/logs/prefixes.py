@@ -12,8 +12,8 @@ _LEVEL = r"(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 _PREFIXES = tuple(
     re.compile(pattern)
     for pattern in (
-        r"\[?(?P<time>\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?:Z|[+-]\d\d:?\d\d)?\]?(?: (?:stdout|stderr)"
-        r" [FP])?(?:\s+[-|]\s+|:?\s+|$)",
+        r"\[?(?P<time>\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?:Z|[+-]\d\d:?\d\d)?\]?"
+        r"(?: (?:stdout|stderr) [FP])?(?:\s+[-|]\s+|:?\s+|$)",
         r"(?P<syslog>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d) (?P<node>[\w.-]+) (?=kernel|\w+(?:\[\d+\])?:)",
         r"kernel: ?",
         r"\[ *\d+\.\d+\](?:\[T\d+\])? ",
@@ -38,7 +38,10 @@ _PREFIXES = tuple(
     )
 )
 # after a level or a time only: a module in brackets, a logger's name before a dash, a function of loguru
-_MODULE = re.compile(r"\[[\w./-]{1,100}(?::[\w.<>]{1,60}){0,3}\]\s*|[\w.]{1,80}(?::[\w<>]{1,60}:\d+)? [-|] |[\w.]{1,80}:\d+ >> ")
+_MODULE = re.compile(
+    r"\[[\w./-]{1,100}(?::[\w.<>]{1,60}){0,3}\]\s*|[\w.]{1,80}(?::[\w<>]{1,60}:\d+)? [-|] "
+    r"|[\w.]{1,80}:\d+ >> "
+)
 _IN_TEXT = re.compile(r"\[(?:PG [^\]]{0,80})?Rank (\d{1,6})\]")
 _POD_RANK = re.compile(r"-(\d{1,5})(?:-\w{5})?$")
 _GLOG = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "FATAL"}
@@ -47,7 +50,7 @@ _TIME_KEYS, _LEVEL_KEYS = ("time", "timestamp", "ts"), ("level", "severity", "le
 
 
 @dataclass(frozen=True)
-class Source:
+class LineSource:
     """Where a line comes from. ``time``: seconds, of unknown zone; ``level``: in capitals, "" if unsaid."""
 
     rank: int | None = None
@@ -60,9 +63,9 @@ class Source:
         return self.level in ("WARNING", "WARN", "INFO", "DEBUG")
 
 
-def take_prefix(text: str) -> tuple[Source, str]:
+def take_prefix(text: str) -> tuple[LineSource, str]:
     """Split a line into where it comes from and its message."""
-    source = Source()
+    source = LineSource()
     if text.startswith('{"'):
         source, text = _of_json(text)
     for _ in range(8):
@@ -80,17 +83,17 @@ def take_prefix(text: str) -> tuple[Source, str]:
     return source, text
 
 
-def _joined(source: Source, match: re.Match[str]) -> Source:
-    found = match.groupdict()
-    rank, node, level = found.get("rank"), found.get("node") or "", found.get("level") or ""
-    if found.get("glog"):
-        level = _GLOG[str(found.get("glog"))]
+def _joined(source: LineSource, match: re.Match[str]) -> LineSource:
+    groups = match.groupdict()
+    rank, node, level = groups.get("rank"), groups.get("node") or "", groups.get("level") or ""
+    if groups.get("glog"):
+        level = _GLOG[str(groups.get("glog"))]
     if node and rank is None and (pod := _POD_RANK.search(node)) and match[0].startswith("[pod/"):
         rank = pod[1]
-    return Source(
+    return LineSource(
         int(rank) if rank is not None and source.rank is None else source.rank,
         source.node or node,
-        source.time if source.time is not None else seconds(found.get("time") or ""),
+        source.time if source.time is not None else seconds(groups.get("time") or ""),
         level or source.level,
     )
 
@@ -107,18 +110,18 @@ def seconds(text: str) -> float | None:
         return None
 
 
-def _of_json(text: str) -> tuple[Source, str]:
+def _of_json(text: str) -> tuple[LineSource, str]:
     """A line of a structured log; any other text as it is."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        return Source(), text
+        return LineSource(), text
     if not isinstance(data, dict):
-        return Source(), text
+        return LineSource(), text
     message = next((data[key] for key in _TEXT_KEYS if isinstance(data.get(key), str)), None)
     if message is None:
-        return Source(), text
+        return LineSource(), text
     level = next((data[key] for key in _LEVEL_KEYS if isinstance(data.get(key), str)), "")
     rank = next((data[key] for key in _RANK_KEYS if isinstance(data.get(key), int)), None)
     time = next((data[key] for key in _TIME_KEYS if isinstance(data.get(key), str)), "")
-    return Source(rank, "", seconds(time.rstrip("Z")[:26]), level.upper()), message.rstrip("\n")
+    return LineSource(rank, "", seconds(time.rstrip("Z")[:26]), level.upper()), message.rstrip("\n")

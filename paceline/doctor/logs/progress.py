@@ -6,30 +6,39 @@ import math
 import re
 from dataclasses import dataclass, field
 
-_LOSS = re.compile(r"(?i)\b(?:lm[ _])?(?:train[ _/]?)?loss['\"]?\s*[:=|]\s*['\"]?([-+]?[\d.]+(?:e[-+]?\d+)?|nan|inf)")
+_LOSS = re.compile(
+    r"(?i)\b(?:lm[ _])?(?:train[ _/]?)?loss['\"]?\s*[:=|]\s*['\"]?([-+]?[\d.]+(?:e[-+]?\d+)?|nan|inf)"
+)
 _NORM = re.compile(r"(?i)\bgrad[ _]norm['\"]?\s*[:=|]\s*['\"]?([-+]?[\d.]+(?:e[-+]?\d+)?|nan|inf)")
 _STEP = re.compile(
     r"(?i)(?:global_step/max_steps['\"]?: ?['\"]|\bglobal[ _]?step['\"]?\s*[:=]\s*|\biteration\s*[:=]?\s+"
     r"|\bsteps?['\"]?\s*[:=]?\s*)(\d{1,9})"
 )
-_BAR = re.compile(r"^\s*(?P<name>[^|%]{0,120}?)\s*\d{1,3}%\|[^|]{0,200}\|\s*(?P<at>\d{1,12})/(?P<of>\d{1,12})\s*\[")
-_PREPARES = re.compile(r"(?i)tokeniz|running tokenizer|^map\b|^filter|packing|preprocess|converting|generating \w+ split")
+_BAR = re.compile(
+    r"^\s{0,8}(?P<name>[^|%]{0,120}?)\s{0,40}\d{1,3}%\|[^|]{0,200}\|"
+    r"\s{0,8}(?P<at>\d{1,12})/(?P<of>\d{1,12})\s{0,8}\["
+)
+_PREPARES = re.compile(
+    r"(?i)tokeniz|running tokenizer|^map\b|^filter|packing|preprocess|converting|generating \w+ split"
+)
 _ENDED = re.compile(
-    r"(?i)train_runtime|training (?:is )?(?:completed|finished|done|complete)\b|exits successfully|end time of running"
-    r"|`?Trainer\.fit`? stopped|\btraining run (?:completed|finished)|run finished|finished: completed"
+    r"(?i)train_runtime|training (?:is )?(?:completed|finished|done|complete)\b|exits successfully"
+    r"|end time of running|`?Trainer\.fit`? stopped"
+    r"|\btraining run (?:completed|finished)|run finished|finished: completed"
 )
 _SAVED = re.compile(
-    r"(?i)(?:saving (?:model )?checkpoint to|saved? (?:model |state )?(?:checkpoint )?(?:to|at|in)|checkpoint saved (?:to|at)"
-    r"|successfully saved checkpoint (?:at iteration \d+ )?to)\s+['\"]?([\w./@:-]{1,300})"
+    r"(?i)(?:saving (?:model )?checkpoint to|saved? (?:model |state )?(?:checkpoint )?(?:to|at|in)"
+    r"|checkpoint saved (?:to|at)|successfully saved checkpoint (?:at iteration \d+ )?to)"
+    r"\s+['\"]?([\w./@:-]{1,300})"
 )
 
 
 @dataclass
-class Progress:
+class LogProgress:
     """Counts, in the order of the lines. ``steps``: signs of a step; ``finite``: those with a sound loss.
 
-    ``first``, ``last``: lowest and highest numbered step. ``saved``: the newest checkpoint that the log names,
-    and the last step before it. ``preparing``: the last bar of a data step that has not reached its end.
+    ``last``: the number of the last step. ``saved``: the newest checkpoint that the log names, and the last
+    step before it. ``preparing``: the last bar of a data step that has not reached its end.
     """
 
     steps: int = 0
@@ -45,7 +54,7 @@ class Progress:
 
     def read(self, number: int, text: str) -> bool:
         """Take in a line; whether it is nothing but progress."""
-        if (bar := _BAR.match(text)) is not None:
+        if "%|" in text and (bar := _BAR.match(text)) is not None:
             return self._take_bar(number, text, bar)
         if (saved := _SAVED.search(text)) is not None:
             self.saved, self.saved_step = saved[1].rstrip(".,"), self.last
@@ -65,7 +74,7 @@ class Progress:
         at, name = int(bar["at"]), bar["name"]
         if _PREPARES.search(name):
             self.preparing = (number, text) if at < int(bar["of"]) else None
-        elif not name and at != self._bar:
+        elif not name and (at > self._bar or at == 0):  # 0: another attempt begins
             self.steps, self.last, self._bar = self.steps + (at > self._bar >= 0), at, at
         rest = text[bar.end() :]
         return "timed out" not in rest and "Error" not in rest

@@ -9,27 +9,38 @@ from dataclasses import dataclass, field, replace
 
 from paceline.doctor.logs.catalogue import Catalogue, Cause, catalogue
 from paceline.doctor.logs.deaths import Death, DeathReader
-from paceline.doctor.logs.prefixes import Source, take_prefix
-from paceline.doctor.logs.progress import Progress
+from paceline.doctor.logs.prefixes import LineSource, take_prefix
+from paceline.doctor.logs.progress import LogProgress
+from paceline.doctor.logs.trainers import trainer_of
 
 _EXCEPTION = re.compile(r"^[\s|+]{0,12}((?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80})(?:: |:$|$)")
 _NAME = re.compile(r"(?:Error|Exception|Exit|Interrupt|Failure|Timeout|Refused|Aborted|Group)$")
 _QUIET = ("SystemExit", "StopIteration", "GeneratorExit", "Warning")
-_BEGIN, _FRAME, _CODE = "Traceback (most recent call last)", re.compile(r'^\s*(?:\|\s*)?File "'), re.compile(r"^    \S")
-_GOES_ON = re.compile(
-    r"(?i)\bretry(?:ing)?\b|\bretries left|falling back|fall back|\bskipp(?:ed|ing)\b|\bignor(?:ed|ing)\b|\brecovered\b"
-    r"|caught by|using port|\breconnect|not (?:fatal|a problem)"
+_BEGIN, _FRAME, _CODE = (
+    "Traceback (most recent call last)",
+    re.compile(r'^\s*(?:\|\s*)?File "'),
+    re.compile(r"^    \S"),
 )
-_GIVES_UP = re.compile(r"(?i)max(?:imum)? retries|retries exceeded|exhausted|giving up|no more retries|retries: \d+\)")
+_GOES_ON = re.compile(
+    r"(?i)\bretry(?:ing)?\b|\bretries left|falling back|fall back|\bskipp(?:ed|ing)\b|\bignor(?:ed|ing)\b"
+    r"|\brecovered\b|caught by|using port|\breconnect|not (?:fatal|a problem)"
+)
+_GIVES_UP = re.compile(
+    r"(?i)max(?:imum)? retries|retries exceeded|exhausted|giving up|no more retries|retries: \d+\)"
+)
 _RETRIED = re.compile(r"(?i)^\W*retrying\b")
-_WARNS = re.compile(r"\w*Warning: |NCCL INFO|^warning:|^wandb: (?!ERROR)", re.IGNORECASE)
+_WARNS = re.compile(r"Warning: |NCCL INFO|^warning:|^wandb: (?!ERROR)", re.IGNORECASE)
 _HARD = re.compile(r"(?i)error|fatal|fail|what\(\):|cannot|assert")
-_DATA = re.compile(r"""^\s*(?:[{\[]\s*[{"']|(?:prompt|completion|response|answer|sample|example|reward|text)s?\b)""", re.IGNORECASE)
+_DATA = re.compile(
+    r"""^\s*(?:[{\[]\s*[{"']|(?:prompt|completion|response|answer|sample|example|reward|text)s?\b)""",
+    re.IGNORECASE,
+)
 _QUOTED = re.compile(r'"[^"]{0,4000}"')
-_DIGITS = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
+_DIGITS = re.compile(r"\d+")
 _AFTER = 16  # lines after an exception that may belong to its message
 _KEPT = 400  # pieces of evidence of a log
 _SHAPES = 20_000  # shapes of lines that are known to say nothing
+_TRAINER_LINES = 20_000  # the program shows itself by then
 _WEAK = 0.6  # of a line that is no exception and does not call itself an error
 
 
@@ -48,7 +59,7 @@ class Evidence:
     steps: int
     finite: int
     ended: bool
-    open: bool = False
+    raised: bool = False  # the end of a traceback
 
 
 @dataclass
@@ -58,13 +69,15 @@ class LogFacts:
     file: str
     evidence: list[Evidence]
     deaths: list[Death]
-    progress: Progress
+    progress: LogProgress
     ranks: set[int]
     lines: int = 0
+    cut: bool = False  # a traceback has no end
+    trainer: str = ""
 
 
 @dataclass
-class _Stream:
+class _RankStream:
     """The traceback that lines of one rank are in."""
 
     open: bool = False
@@ -78,23 +91,33 @@ class LogReader:
     def __init__(self, file: str, rank: int | None = None, node: str = "") -> None:
         self._catalogue: Catalogue = catalogue()
         self._file, self._rank, self._node = file, rank, node
-        self._streams: dict[tuple[int | None, str], _Stream] = {}
+        self._streams: dict[tuple[int | None, str], _RankStream] = {}
         self._shapes: set[str] = set()
         self._evidence: list[Evidence] = []
         self._deaths = DeathReader()
-        self._progress = Progress()
+        self._progress = LogProgress()
         self._ranks: set[int] = set()
         self._last_frame = -100
+        self._trainer = ""
 
     def read(self, lines: Iterable[tuple[int, str]]) -> LogFacts:
         number = 0
         for number, text in lines:
             self._line(number, text)
         return LogFacts(
-            self._file, self._evidence, self._deaths.deaths, self._progress, self._ranks, number
+            self._file,
+            self._evidence,
+            self._deaths.deaths,
+            self._progress,
+            self._ranks,
+            number,
+            any(stream.open for stream in self._streams.values()),
+            self._trainer,
         )
 
     def _line(self, number: int, raw: str) -> None:
+        if not self._trainer and number < _TRAINER_LINES:
+            self._trainer = trainer_of(raw)
         source, text = take_prefix(raw)
         if source.rank is None:
             source = replace(source, rank=self._rank)
@@ -103,7 +126,7 @@ class LogReader:
         if self._progress.read(number, text) or not text or text.isspace():
             return
         self._deaths.read(number, text)
-        stream = self._streams.setdefault((source.rank, source.node), _Stream())
+        stream = self._streams.setdefault((source.rank, source.node), _RankStream())
         if len(self._streams) > 4096:
             self._streams.clear()
         if _BEGIN in text:
@@ -122,7 +145,7 @@ class LogReader:
         if not self._take_exception(number, text, source, stream):
             self._take_line(number, text, source, stream)
 
-    def _take_exception(self, number: int, text: str, source: Source, stream: _Stream) -> bool:
+    def _take_exception(self, number: int, text: str, source: LineSource, stream: _RankStream) -> bool:
         match = _EXCEPTION.match(text)
         if match is None:
             return False
@@ -133,19 +156,19 @@ class LogReader:
         if name.endswith(_QUIET) or (not stream.open and _goes_on(text)):
             return True
         cause = self._catalogue.read(text) or self._catalogue.causes["python_exception"]
-        self._add(self._refined(cause, name, stream), cause.level, number, text, source, is_open=stream.open)
+        self._add(self._refined(cause, name, stream), cause.level, number, text, source, raised=stream.open)
         stream.open, stream.exception = False, number
         return True
 
-    def _refined(self, cause: Cause, name: str, stream: _Stream) -> Cause:
+    def _refined(self, cause: Cause, name: str, stream: _RankStream) -> Cause:
         """The id that the frames of the traceback make of a cause."""
         for other in self._catalogue.causes.values():
-            if cause.id in other.refines and (not other.exceptions or name in other.exceptions):
-                if any(frame.search(line) for frame in other.frames for line in stream.frames):
-                    return other
+            meant = cause.id in other.refines and (not other.exceptions or name in other.exceptions)
+            if meant and any(frame.search(line) for frame in other.frames for line in stream.frames):
+                return other
         return cause
 
-    def _take_line(self, number: int, text: str, source: Source, stream: _Stream) -> None:
+    def _take_line(self, number: int, text: str, source: LineSource, stream: _RankStream) -> None:
         near = 0 < number - stream.exception <= _AFTER
         quiet = source.is_warning or _WARNS.search(text) is not None
         if _DATA.match(text) and not near:
@@ -167,10 +190,12 @@ class LogReader:
         self._add(cause, cause.level + (0 if hard else _WEAK), number, text, source)
 
     def _add(
-        self, cause: Cause, level: float, number: int, text: str, source: Source, *, is_open: bool = False
+        self, cause: Cause, level: float, number: int, text: str, source: LineSource, *, raised: bool = False
     ) -> None:
         if len(self._evidence) >= _KEPT:  # echoes repeat; the first ones and the strongest are enough
-            weakest = max(range(len(self._evidence) // 2, len(self._evidence)), key=lambda i: self._evidence[i].level)
+            weakest = max(
+                range(len(self._evidence) // 2, len(self._evidence)), key=lambda i: self._evidence[i].level
+            )
             if self._evidence[weakest].level < level:
                 return
             del self._evidence[weakest]
@@ -188,7 +213,7 @@ class LogReader:
                 progress.steps,
                 progress.finite,
                 progress.ended,
-                is_open,
+                raised,
             )
         )
 

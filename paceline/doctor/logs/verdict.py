@@ -10,16 +10,17 @@ from paceline.doctor.logs.deaths import Death
 from paceline.doctor.logs.reader import Evidence, LogFacts
 
 _SURVIVED = 3  # steps after which a failure was none
-_SURVIVED_FACT = 50  # of a notice, whose end comes later
+_NOTICE = 50  # of a stop that was announced, and whose end comes later
 _TIMEOUTS = ("nccl_unique_id_timeout", "nccl_watchdog_timeout", "gloo_recv_timeout", "store_client_timeout")
 _STOPS = ("preemption", "time limit")
+_BLOCK = 12  # lines of one message
 _WAITING = 3.0  # from here on a cause may be the mark of another one
 _BY_SIGNAL = {-11: "segfault", -7: "shm_open", -4: "no_kernel_image", -8: "segfault"}
 _VICTIMS = (-6, -15)  # signals of ranks whose peer has failed
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FirstCause:
     """``root``: the first cause; None where nothing was found, or (``failed``) none can be told.
 
     ``echoes``: other evidence, in order; ``death``: the end that no line explains.
@@ -35,7 +36,7 @@ class Verdict:
     file: str = ""
 
 
-def judge(logs: Sequence[LogFacts]) -> Verdict:
+def judge(logs: Sequence[LogFacts]) -> FirstCause:
     """Find the first cause in logs of one run."""
     evidence = [item for facts in logs for item in _standing(facts)]
     deaths = [(facts.file, death) for facts in logs for death in facts.deaths]
@@ -46,12 +47,15 @@ def judge(logs: Sequence[LogFacts]) -> Verdict:
     if root is None or root.level >= _WAITING:
         root = _by_signal(deaths, root)
     death = next((pair for pair in deaths if pair[1].code not in _VICTIMS), deaths[0] if deaths else None)
-    if root is not None and root.level >= _WAITING and death is not None and death[1].code == -9:
-        root = None  # what the others noticed of a killed rank
+    raised = root is not None and root.raised  # such an exception ends its rank with exit code 1
+    explained = death is None or death[1].code in _VICTIMS or (raised and death[1].code > 0)
+    hidden = any(facts.cut for facts in logs) or not explained
+    if root is not None and root.level > _WAITING and hidden:
+        root = None  # what the others noticed of a rank that was killed, or whose error is not in these logs
     if root is None:
         failed = bool(evidence or deaths)
         last = death[1] if death else None
-        return Verdict(
+        return FirstCause(
             failed,
             None,
             UNKNOWN if failed else "",
@@ -63,7 +67,7 @@ def judge(logs: Sequence[LogFacts]) -> Verdict:
         )
     rank, node = _where(root, [pair[1] for pair in deaths], logs)
     rest = tuple(item for item in evidence if item is not root)
-    return Verdict(True, root, root.cause.kind, rank, node, rest, None, root.file)
+    return FirstCause(True, root, root.cause.kind, rank, node, rest, None, root.file)
 
 
 def _standing(facts: LogFacts) -> list[Evidence]:
@@ -73,16 +77,18 @@ def _standing(facts: LogFacts) -> list[Evidence]:
     for item in facts.evidence:
         numeric = item.cause.kind == "numerics"
         after = progress.finite - item.finite if numeric else progress.steps - item.steps
-        if after >= (_SURVIVED_FACT if item.cause.fact else _SURVIVED):
+        if after >= (_NOTICE if item.cause.fact and item.cause.kind in _STOPS else _SURVIVED):
             continue
         if (ended_well and not item.ended) or (item.ended and not facts.deaths and item.level >= ECHO):
             continue
         standing.append(item)
     causes = catalogue().causes
     if waits := [item for item in standing if item.cause.id in _TIMEOUTS]:
-        if progress.preparing is not None and not progress.steps:
+        if progress.preparing is not None and not progress.finite:
             number, text = progress.preparing
-            early = replace(waits[0], cause=causes["preprocess_over_timeout"], level=0.9, number=number, text=text)
+            early = replace(
+                waits[0], cause=causes["preprocess_over_timeout"], level=0.9, number=number, text=text
+            )
             standing.insert(0, replace(early, rank=None, node=""))
         elif waits[0].ended:
             standing.insert(0, replace(waits[0], cause=causes["post_fit_hang"], level=0.9))
@@ -104,9 +110,12 @@ def _first(candidates: Sequence[Evidence]) -> Evidence | None:
     best = next(item for item in candidates if item.level == lowest)
     if best.cause.kind in _STOPS and best.cause.fact:
         before = candidates[: candidates.index(best)]
-        own = [item for item in before if item.level < _WAITING and item.cause.kind not in _STOPS and item.open]
+        own = [
+            item for item in before if item.level < _WAITING and item.cause.kind not in _STOPS and item.raised
+        ]
         return _first(own) or best
-    return best
+    near = (i for i in candidates if i.file == best.file and 0 <= i.number - best.number <= _BLOCK)
+    return next((item for item in near if item.level < _WAITING and item.cause.wins(best.cause)), best)
 
 
 def _by_signal(deaths: Sequence[tuple[str, Death]], root: Evidence | None) -> Evidence | None:
@@ -115,7 +124,17 @@ def _by_signal(deaths: Sequence[tuple[str, Death]], root: Evidence | None) -> Ev
         if (name := _BY_SIGNAL.get(death.code)) is not None:
             cause = catalogue().causes[name]
             return Evidence(
-                cause, cause.level, file, death.number, death.text[:2000], death.rank, death.node, None, 0, 0, False
+                cause,
+                cause.level,
+                file,
+                death.number,
+                death.text[:2000],
+                death.rank,
+                death.node,
+                None,
+                0,
+                0,
+                False,
             )
     return root
 

@@ -31,6 +31,8 @@ _FILE = re.compile(
 FOREIGN_OPTIONS = frozenset(
     [
         "--nproc_per_node",
+        "--resume-from-checkpoint",  # of axolotl
+        "--load",  # of Megatron
         "--max-restarts",
         "--mail-type",  # of sbatch
         "--local-rank",

@@ -4,7 +4,8 @@
 
 - ``exc``: lines before, then a traceback that ends in the exception
 - ``killed``: the process is gone, the lines are another program's; ``sched``: a scheduler stops all ranks
-- ``line``, ``lines``, ``none``: plain lines; ``watchdog``: every rank reports it; ``agent``: torchrun's traceback
+- ``line``, ``lines``, ``none``: plain lines; ``watchdog``: every rank reports it
+- ``agent``: torchrun's traceback
 - ``progress``: training goes on, and says so
 """
 
@@ -17,7 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 WORDINGS = Path(__file__).parent / "wordings"
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Shutdown|Signal\w*|Timeout)?\b(:|$)")
+_EXCEPTION = re.compile(
+    r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Shutdown|Signal\w*|Timeout)?\b(:|$)"
+)
 _TYPED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Failure|Pool|Timeout)(?::|$|:? )")
 
 
@@ -50,7 +53,7 @@ class MadeLog:
 
 @dataclass(frozen=True)
 class Trainer:
-    """What one program writes: ``head`` at the start, ``frames`` of its tracebacks, ``step`` for each step."""
+    """What a program writes: ``head`` at the start, ``frames`` of its tracebacks, ``step`` for each step."""
 
     name: str
     head: Sequence[str]
@@ -67,7 +70,8 @@ TRAINERS = (
             "The following values were not passed to `accelerate launch` and had defaults used instead:",
             "\t`--dynamo_backend` was set to a value of `'no'`",
             "Loading checkpoint shards: 100%|██████████| 4/4 [00:03<00:00,  1.31it/s]",
-            "No label_names provided for model class `PeftModelForCausalLM`. Since `PeftModel` hides base models"
+            "No label_names provided for model class `PeftModelForCausalLM`. Since `PeftModel` hides"
+            " base models"
             " input arguments, if label_names is not given, label_names can't be set automatically",
             "Using auto half precision backend",
             "***** Running training *****",
@@ -91,9 +95,11 @@ TRAINERS = (
         (
             "[2025-03-04 01:02:03,111] [INFO] [axolotl.utils.config.normalize_config:237] [PID:4711] [RANK:0]"
             " GPU memory usage baseline: 0.000GB ()",
-            "[2025-03-04 01:02:09,201] [WARNING] [axolotl.utils.schemas] [PID:4711] [RANK:0] `pad_to_sequence_len:"
+            "[2025-03-04 01:02:09,201] [WARNING] [axolotl.utils.schemas] [PID:4711] [RANK:0]"
+            " `pad_to_sequence_len:"
             " true` is recommended when using sample_packing",
-            "[2025-03-04 01:02:11,001] [INFO] [axolotl.train.train:142] [PID:4711] [RANK:0] Starting trainer...",
+            "[2025-03-04 01:02:11,001] [INFO] [axolotl.train.train:142] [PID:4711] [RANK:0] Starting"
+            " trainer...",
         ),
         (
             '  File "<frozen runpy>", line 198, in _run_module_as_main',
@@ -104,15 +110,20 @@ TRAINERS = (
         ),
         " {pct:3d}%|███       | {step}/{total} [00:{sec:02d}<04:11,  1.12it/s]\n"
         "{{'loss': {loss:.4f}, 'grad_norm': {norm:.3f}, 'learning_rate': 2e-05, 'epoch': {epoch:.2f}}}",
-        ("[2025-03-04 03:02:11,001] [INFO] [axolotl.train.train:231] [PID:4711] [RANK:0] Training completed!",),
+        (
+            "[2025-03-04 03:02:11,001] [INFO] [axolotl.train.train:231] [PID:4711] [RANK:0] Training"
+            " completed!",
+        ),
     ),
     Trainer(
         "llamafactory",
         (
             "[INFO|2025-03-04 01:02:03] llamafactory.hparams.parser:401 >> Process rank: 0, world size: 4,"
             " device: cuda:0, distributed training: True, compute dtype: torch.bfloat16",
-            "[INFO|2025-03-04 01:02:08] llamafactory.data.loader:143 >> Loading dataset alpaca_en_demo.json...",
-            "[WARNING|2025-03-04 01:02:09] llamafactory.data.processor:154 >> Dropped lengthy example with length"
+            "[INFO|2025-03-04 01:02:08] llamafactory.data.loader:143 >> Loading dataset"
+            " alpaca_en_demo.json...",
+            "[WARNING|2025-03-04 01:02:09] llamafactory.data.processor:154 >> Dropped lengthy example"
+            " with length"
             " 9021 > 4096.",
             "[INFO|trainer.py:2414] 2025-03-04 01:02:30,001 >> ***** Running training *****",
         ),
@@ -148,7 +159,8 @@ TRAINERS = (
         "deepspeed",
         (
             "[2025-03-04 01:02:03,111] [INFO] [runner.py:585:main] cmd = /usr/bin/python -u -m"
-            " deepspeed.launcher.launch --world_info=eyJ --master_addr=127.0.0.1 --master_port=29500 train.py",
+            " deepspeed.launcher.launch --world_info=eyJ --master_addr=127.0.0.1 --master_port=29500"
+            " train.py",
             "[2025-03-04 01:02:05,311] [INFO] [launch.py:138:main] 0 NCCL_IB_TIMEOUT=22",
             "[2025-03-04 01:02:25,311] [INFO] [comm.py:669:init_distributed] Initializing TorchBackend in"
             " DeepSpeed with backend nccl, timeout=0:30:00",
@@ -161,7 +173,8 @@ TRAINERS = (
             "    ret_val = func(*args, **kwargs)",
             f'  File "{_SITE}/deepspeed/runtime/engine.py", line 1899, in forward',
         ),
-        "[2025-03-04 01:{min:02d}:{sec:02d},100] [INFO] [logging.py:96:log_dist] [Rank 0] step={step}, skipped=0,"
+        "[2025-03-04 01:{min:02d}:{sec:02d},100] [INFO] [logging.py:96:log_dist] [Rank 0] step={step},"
+        " skipped=0,"
         " lr=[9.9e-06], mom=[(0.9, 0.95)], loss={loss:.4f}",
         ("[2025-03-04 03:02:05,311] [INFO] [launch.py:347:main] Process 4712 exits successfully.",),
     ),
@@ -225,7 +238,10 @@ def handled_log(wording: Wording, seed: int) -> MadeLog:
     log.before += [(0, line) for line in trainer.head]
     for step in range(1, 5):
         log.before += [(0, line) for line in _step(draw, trainer, step, 100)]
-    log.before += [(0, "WARNING: caught, going on with a smaller batch:"), (0, "Traceback (most recent call last):")]
+    log.before += [
+        (0, "WARNING: caught, going on with a smaller batch:"),
+        (0, "Traceback (most recent call last):"),
+    ]
     log.before += [(0, line) for line in (*trainer.frames, *_filled(wording, draw, 0, 1))]
     for step in range(5, 20):
         log.before += [(0, line) for line in _step(draw, trainer, step, 100)]
@@ -254,8 +270,9 @@ def failed_log(wording: Wording, seed: int) -> MadeLog:
 
 
 EARLY = {
-    "store_client_timeout", "store_client_refused", "port_in_use", "nccl_unique_id_timeout", "hostname_loopback",
-    "preprocess_over_timeout", "invalid_ordinal", "torch_env", "image_pull", "slurm_start", "mpi_start",
+    "store_client_timeout", "store_client_refused", "port_in_use", "nccl_unique_id_timeout",
+    "hostname_loopback", "preprocess_over_timeout", "invalid_ordinal", "torch_env", "image_pull",
+    "slurm_start", "mpi_start",
     "bad_arguments", "data_missing", "dataset_column", "hub_gated", "hub_offline", "restart_no_progress",
     "ds_hf_mismatch", "fsdp_wrap_class", "ddp_model_differs", "rank0_not_master", "local_rank_mismatch",
 }  # fmt: skip
@@ -279,7 +296,14 @@ def _filled(wording: Wording, draw: random.Random, rank: int, world: int) -> lis
 def _step(draw: random.Random, trainer: Trainer, step: int, total: int) -> list[str]:
     loss, norm = max(0.2, 2.2 - step * 0.03 + draw.random() * 0.1), 0.5 + draw.random()
     text = trainer.step.format(
-        loss=loss, norm=norm, epoch=step / total, step=step, total=total, pct=step, sec=step % 60, min=step // 60
+        loss=loss,
+        norm=norm,
+        epoch=step / total,
+        step=step,
+        total=total,
+        pct=step,
+        sec=step % 60,
+        min=step // 60,
     )
     return text.split("\n")
 
@@ -328,7 +352,8 @@ def _failure(log: _Log, wording: Wording, trainer: Trainer, rank: int, lines: li
 
 
 _OPS_FAILED = (
-    "[E ProcessGroupNCCL.cpp:489] Some NCCL operations have failed or timed out. Due to the asynchronous nature of"
+    "[E ProcessGroupNCCL.cpp:489] Some NCCL operations have failed or timed out. Due to the asynchronous"
+    " nature of"
     " CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.",
     "[E ProcessGroupNCCL.cpp:495] To avoid data inconsistency, we are taking the entire process down.",
 )
@@ -343,12 +368,13 @@ _KEYBOARD = (
 def _agent_death(draw: random.Random) -> list[str]:
     pid = draw.randint(100, 9999)
     return [
-        f"W0304 01:22:33.551000 {pid} torch/distributed/elastic/agent/server/api.py:719] Received 15 death signal,"
+        f"W0304 01:22:33.551000 {pid} torch/distributed/elastic/agent/server/api.py:719] Received 15"
+        " death signal,"
         " shutting down workers",
         f"W0304 01:22:33.551000 {pid} torch/distributed/elastic/multiprocessing/api.py:900] Sending process"
         f" {pid + 7} closing signal SIGTERM",
         "Traceback (most recent call last):",
-        f'  File "{_SITE}/torch/distributed/elastic/multiprocessing/api.py", line 84, in _terminate_process_handler',
+        f'  File "{_SITE}/torch/distributed/elastic/multiprocessing/api.py", line 84, in _terminate_process',
         '    raise SignalException(f"Process {os.getpid()} got signal: {sigval}", sigval=sigval)',
         f"torch.distributed.elastic.multiprocessing.api.SignalException: Process {pid} got signal: 15",
     ]
@@ -383,7 +409,8 @@ def _echoes(log: _Log, rank: int) -> None:
                 "Traceback (most recent call last):",
                 *frames,
                 "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/"
-                "ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error, NCCL version 2.21.5",
+                "ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error, NCCL"
+                " version 2.21.5",
                 "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting"
                 " prematurely.",
                 "Last error:",
@@ -394,8 +421,9 @@ def _echoes(log: _Log, rank: int) -> None:
                 r,
                 f"[rank{r}]:[W1012 09:11:12.1 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=3,"
                 " addr=[localhost]:40122, remote=[localhost]:29500): Broken pipe",
-                f"[rank{r}]:[W1012 09:11:13.1 ProcessGroupNCCL.cpp:1662] [PG ID 0 PG GUID 0 Rank {r}] Failed to"
-                " check the \"should dump\" flag on TCPStore, (maybe TCPStore server has shut down too early)",
+                f"[rank{r}]:[W1012 09:11:13.1 ProcessGroupNCCL.cpp:1662] [PG ID 0 PG GUID 0 Rank {r}]"
+                " Failed to"
+                ' check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too early)',
             )
         elif pick == 4:
             log.say(
@@ -416,21 +444,29 @@ def _echoes(log: _Log, rank: int) -> None:
 def _summary(log: _Log, rank: int, code: int, trainer: Trainer) -> None:
     draw = log.draw
     pid = draw.randint(1000, 60000)
-    pick = "deepspeed" if trainer.name == "deepspeed" else draw.choice(("torchrun", "torchrun", "srun", "none"))
+    pick = (
+        "deepspeed" if trainer.name == "deepspeed" else draw.choice(("torchrun", "torchrun", "srun", "none"))
+    )
     if pick == "torchrun":
-        name = {-9: "Signal 9 (SIGKILL) received by PID", -11: "Signal 11 (SIGSEGV) received by PID"}.get(code)
+        name = {-9: "Signal 9 (SIGKILL) received by PID", -11: "Signal 11 (SIGSEGV) received by PID"}.get(
+            code
+        )
         name = name or (f"Signal {-code} (SIGABRT) received by PID" if code < 0 else "")
-        says = f"{name} {pid}" if name else (
-            "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+        says = (
+            f"{name} {pid}"
+            if name
+            else ("To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html")
         )
         lines = [
-            f"W0304 01:22:33.551000 {pid} torch/distributed/elastic/multiprocessing/api.py:900] Sending process"
+            f"W0304 01:22:33.551000 {pid} torch/distributed/elastic/multiprocessing/api.py:900] Sending"
+            " process"
             f" {pid + r} closing signal SIGTERM"
             for r in range(log.world)
             if r != rank
         ]
         lines += [
-            f"E0304 01:22:33.551000 {pid} torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode:"
+            f"E0304 01:22:33.551000 {pid} torch/distributed/elastic/multiprocessing/api.py:874] failed"
+            " (exitcode:"
             f" {code}) local_rank: {rank} (pid: {pid}) of binary: /usr/bin/python3",
             "Traceback (most recent call last):",
             '  File "/opt/venv/bin/torchrun", line 8, in <module>',
@@ -455,9 +491,8 @@ def _summary(log: _Log, rank: int, code: int, trainer: Trainer) -> None:
             "=" * 60,
         ]
     elif pick == "srun":
-        end = f"Exited with exit code {code}" if code >= 0 else {-9: "Killed", -11: "Segmentation fault (core dumped)"}.get(
-            code, "Aborted (core dumped)"
-        )  # fmt: skip
+        named = {-9: "Killed", -11: "Segmentation fault (core dumped)"}
+        end = f"Exited with exit code {code}" if code >= 0 else named.get(code, "Aborted (core dumped)")
         lines = [
             f"srun: error: gpu-a-01: task {rank}: {end}",
             "srun: Terminating StepId=4711.0",
@@ -508,7 +543,9 @@ def _written(log: _Log, draw: random.Random, *, cuts: bool = True) -> str:
     if cuts:
         lines = _cut(lines, draw, log.root)
     if draw.random() < 0.3:
-        lines = [f"\x1b[3{draw.randrange(1, 8)}m{line}\x1b[0m" if draw.random() < 0.4 else line for line in lines]
+        lines = [
+            f"\x1b[3{draw.randrange(1, 8)}m{line}\x1b[0m" if draw.random() < 0.4 else line for line in lines
+        ]
     if draw.random() < 0.3:
         bar = "\r".join(f" {p:2d}%|██   | {p}/100 [00:{p:02d}<01:00,  1.1it/s]" for p in range(1, 4))
         lines = [f"{bar}\r{line}" if draw.random() < 0.1 else line for line in lines]
