@@ -128,6 +128,7 @@ def of_launcher(options: LaunchOptions) -> LaunchOptions:
         raise typer.Exit(int(ExitCode.OK))
     return replace(
         options,
+        nproc=options.nproc or (here.local_size if here.local_size > 1 else None),
         nnodes=options.nnodes or max(1, here.size // here.local_size),
         node_rank=here.rank // here.local_size if options.node_rank is None else options.node_rank,
         master_addr=options.master_addr or here.host or None,

@@ -389,3 +389,30 @@ def test_too_little_memory_of_a_container_is_named(nodes: Nodes, job: Job) -> No
     assert first is not None
     found = next(f for f in first.findings if "memory" in f["what"] and "gpu2" in f["where"])
     assert found["hint"], first
+
+
+def test_a_disk_that_is_slow_to_flush_is_named(nodes: Nodes, job: Job) -> None:
+    if not Path("/sys/fs/cgroup/blkio").is_dir():
+        pytest.skip("no blkio controller of cgroup v1, which slows a disk down")
+    device = os.stat(job.out).st_dev
+    root, group = job.folder / "blkio", f"pc-{os.getpid()}"
+    limits = f"{os.major(device)}:{os.minor(device)} 4"
+    slow = f"mkdir -p {root}/{group}; echo '{limits}' > {root}/{group}/blkio.throttle.write_iops_device"
+    shell = f"mkdir -p {root}; mount -t cgroup -o blkio none {root}; {slow}; echo $$ > {root}/{group}/tasks"
+    first, *_ = nodes.doctor(job.config, {1: Fault(shell)})
+    assert first is not None and first.codes() == ["node.fsync"]
+    found = first.of("node.fsync")
+    assert "gpu1" in found["where"] and "save_async" in found["hint"] and "all-reduce" in first.lines[-1]
+
+
+def test_a_rank_that_cannot_start_is_named_by_the_all_reduce(nodes: Nodes, job: Job) -> None:
+    """The metadata of torch are there and right; only an import shows that it is broken."""
+    broken = job.folder / "broken" / "torch"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libtorch_cpu.so: invalid ELF header')\n")
+    fault = Fault(environ={"PYTHONPATH": str(broken.parent)})
+    reports = nodes.doctor(job.config, {2: fault})
+    for report in reports:
+        assert report is not None and report.code == 1 and report.findings == reports[0].findings  # type: ignore[union-attr]
+        found = report.of("node.ranks")
+        assert "gpu2" in found["where"] and "invalid ELF header" in found["found"]

@@ -24,6 +24,7 @@ from paceline.doctor.nodes.partners import PartnerListener, each, send_to, try_p
 from paceline.doctor.nodes.run_folder import FolderToken
 from paceline.doctor.nodes.wire import Wire
 from paceline.launch.child import run_job
+from paceline.launch.environment.job_managers import MANAGERS
 from paceline.launch.network import gloo_interface
 from paceline.launch.process_spec import rank_environment
 from paceline.plan.plan_json import to_json
@@ -96,7 +97,9 @@ class NodeServer:
     def _ranks(self, request: NodeRequest) -> JsonObject:
         """Start this node's ranks for one all-reduce; return what the first of them reports."""
         cluster = replace(self._job.cluster, nproc=request.size, master_port=request.port)
-        environ = {**self._job.environ, **gloo_interface(cluster, self._job.environ)}
+        outside = {name for manager in MANAGERS for name in manager.rank}  # they number this command, no rank
+        environ = {name: value for name, value in self._job.environ.items() if name not in outside}
+        environ |= gloo_interface(cluster, environ)
 
         def run(local_rank: int) -> RanksAnswer:
             job = {"device": request.token, "seconds": RANKS_SECONDS / 2}
