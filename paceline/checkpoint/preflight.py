@@ -16,7 +16,6 @@ from typing import Any, TypedDict
 from paceline.checkpoint import codes
 from paceline.checkpoint.format.verify_files import LATEST, scan
 from paceline.checkpoint.load.find_checkpoint import (
-    AUTO,
     BEFORE_BYTES,
     find_checkpoint,
     locate_errors,
@@ -28,6 +27,7 @@ from paceline.checkpoint.object_store.obstore_backend import open_store
 from paceline.checkpoint.object_store.transfer import download_named, download_newest
 from paceline.checkpoint.object_store.writer import Lease, check_store, wait_until_free
 from paceline.config.registries.object_store_url import is_url, parse_url
+from paceline.config.sections.training_steps import AUTO_RESUME
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.files import read_run_file
@@ -75,7 +75,7 @@ def _own_url(text: str, run: RunDir, job: StartRequest) -> Iterator[Diagnostic]:
         check_store(quick, url)
         name = read_run_file(run.run_id).strip() if run.run_id.is_file() else ""
         wait_until_free(quick, url, name, Lease())
-    if resume in (LATEST, AUTO):
+    if resume in (LATEST, AUTO_RESUME):
         apart = several and not were_one(run)
         brought = download_newest(open_store(url), url, run.checkpoints, several=apart)
         if brought is not None:

@@ -240,6 +240,42 @@ class _LAUNCH_RANK_GONE(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _LAUNCH_RESTART(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        number: object,
+        limit: object,
+        start: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_SAME_ERROR(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        step: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_RESTARTS_USED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        count: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _RUN_EXISTS(CodeName):
     def __call__(
         self,
@@ -366,6 +402,9 @@ LAUNCH_RANK_LEFT: _LAUNCH_RANK_LEFT
 LAUNCH_STOPPED_EARLY: _LAUNCH_STOPPED_EARLY
 LAUNCH_OUTPUT_LOST: _LAUNCH_OUTPUT_LOST
 LAUNCH_RANK_GONE: _LAUNCH_RANK_GONE
+LAUNCH_RESTART: _LAUNCH_RESTART
+LAUNCH_SAME_ERROR: _LAUNCH_SAME_ERROR
+LAUNCH_RESTARTS_USED: _LAUNCH_RESTARTS_USED
 LAUNCH_EXITS_LOST: Code
 RUN_EXISTS: _RUN_EXISTS
 RUN_IN_USE: _RUN_IN_USE

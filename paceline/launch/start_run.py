@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.config.registries.object_store_url import is_url
-from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import ConfigError, PacelineError
+from paceline.config.sections.training_steps import AUTO_RESUME
+from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
 from paceline.launch import codes
@@ -37,6 +38,7 @@ from paceline.launch.process_spec import (
 from paceline.launch.run_secret import secret_environment
 from paceline.launch.supervision.exit_record import LaunchRecord
 from paceline.launch.supervision.generation_servers import server_specs, serving, start_of
+from paceline.launch.supervision.restarts import Restarts, RunEnd, wait
 from paceline.launch.supervision.supervisor import report_to_stderr, run
 from paceline.plan.hardware.probe import cpu_count
 from paceline.rules import at_start
@@ -94,7 +96,7 @@ class CheckedRun:
         Returns notes. Raises ConfigError and CheckpointError.
         """
         training, several = self.loaded.config.training, self.plan.num_nodes > 1
-        resume = training.resume_from_checkpoint
+        resume = self._resume
         if resume and self.leads:
             with reported_to_other_nodes(self.loaded.config.launch), located(self.loaded):
                 check_bytes(str(resume), self.run_dir, several=several)
@@ -125,27 +127,66 @@ class CheckedRun:
         """
         from paceline.launch.prediction_ledger import record
 
-        # On one node the workers read our plan.json; on several the YAML, and rank 0 sends its plan
-        read_plan = self.plan.num_nodes == 1
-        arguments = ["--plan", str(self.run_dir.plan_json)] if read_plan else self._yaml_arguments()
         variables = {**os.environ, **(environ or {})}
         start = start_of(self.loaded.config)
-        with located(self.loaded), serving(self.servers(), start, self.run_dir, variables, report):
-            code = launch(
+
+        def attempt(ready: CheckedRun) -> int:
+            read_plan = ready.plan.num_nodes == 1
+            arguments = ["--plan", str(ready.run_dir.plan_json)] if read_plan else ready._yaml_arguments()
+            return launch(
                 worker_argv(*arguments),
-                self.cluster,
-                launcher=self.launcher,
+                ready.cluster,
+                launcher=ready.launcher,
                 environ=variables,
-                cores=self.cores,
-                settings=self.settings,
+                cores=ready.cores,
+                settings=ready.settings,
                 report=report,
-                run_dir=self.run_dir,
+                run_dir=ready.run_dir,
                 output=output,
                 requests_stop=requests_stop,
             )
+
+        with located(self.loaded), serving(self.servers(), start, self.run_dir, variables, report):
+            code = attempt(self)
+            record_of_node = LaunchRecord(self.run_dir, self.cluster.node_rank, Redactor.of(variables))
+            restarts = Restarts(self.loaded.config.launch.max_restarts or 0)
+            while (note := restarts.after(end := self._end(code))) is not None:
+                report(note.render())
+                record_of_node.note(self._first_rank, note)
+                if note.severity is Severity.ERROR:
+                    break
+                if not wait(restarts.pause, requests_stop):
+                    return int(ExitCode.STOPPED)
+                again = self._resumed(AUTO_RESUME if end.saved else self._resume or AUTO_RESUME)
+                for finding in again.claim():
+                    report(finding.render())
+                code = attempt(again)
         if code == 0 and self.leads:
             record(self.plan)
         return code
+
+    @property
+    def _resume(self) -> str | None:
+        return self.loaded.config.training.resume_from_checkpoint
+
+    def _resumed(self, resume: str) -> CheckedRun:
+        """Return the same run as a start that goes on from the checkpoint ``resume``."""
+        training = {"resume_from_checkpoint": resume, "overwrite_output_dir": False}
+        section = self.loaded.config.training.model_copy(update=training)
+        config = self.loaded.config.model_copy(update={"training": section})
+        return replace(
+            self,
+            loaded=replace(self.loaded, config=config),
+            options=replace(self.options, resume=resume),
+            plan=replace(self.plan, config=config),
+        )
+
+    @property
+    def _first_rank(self) -> int:
+        return self.cluster.node_rank * self.cluster.nproc
+
+    def _end(self, code: int) -> RunEnd:
+        return RunEnd.of(self.run_dir, code, self.cluster.node_rank, self._first_rank)
 
     def _yaml_arguments(self) -> list[str]:
         assert self.config_file is not None

@@ -60,7 +60,13 @@ class ClusterJob:
         ``config``: where the YAML is on the nodes, if not where it is here.
         """
         processes = ("--nnodes", str(self.nodes), "--nproc", str(self.nproc), "--resume", "auto")
-        return (*self.program, "train", config or str(self.config), *self.overrides, *processes)
+        counted = "launch.max_restarts=0"  # the job starts again, and counts
+        return (*self.program, "train", config or str(self.config), *self.overrides, counted, *processes)
+
+    @property
+    def max_restarts(self) -> int:
+        """Restarts of the job after failures."""
+        return RESTARTS if self.site.max_restarts is None else self.site.max_restarts
 
 
 @dataclass(frozen=True)
@@ -84,5 +90,6 @@ class Scheduler(Protocol):
     def __call__(self, job: ClusterJob) -> Rendering: ...
 
 
+RESTARTS = 3  # of a job, unless launch.max_restarts says otherwise
 #: In ``ClusterJob.out``: the secret with which ranks of several nodes sign their messages.
 SECRET_NAME = "store-secret"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from paceline.schedulers.exit_policy import AFTER, After
+from paceline.launch.supervision.exit_policy import AFTER, After
 
 
 def environment(folder: Path) -> Environment:

@@ -28,6 +28,7 @@ from paceline.checkpoint.format.verify_files import (
 )
 from paceline.checkpoint.save.retention import last_verified
 from paceline.config.registries.object_store_url import is_url, parse_url
+from paceline.config.sections.training_steps import AUTO_RESUME
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.json_types import Json, JsonObject, as_object
@@ -36,7 +37,6 @@ from paceline.core.units import aligned, human_bytes, human_seconds
 from paceline.rules import codes as rules_codes
 from paceline.runlog.history import load_history
 
-AUTO = "auto"
 BEFORE_BYTES = 1 << 30  # a larger checkpoint's tensors are verified by the ranks, as they read them
 _NONE_KNOWN: Mapping[Path, CheckpointError] = {}
 
@@ -59,8 +59,8 @@ def find_checkpoint(
     anything.
     """
     notes = notes if notes is not None else []
-    if where in (LATEST, AUTO):
-        return _newest(run.checkpoints, notes, most_bytes, known, may_be_none=where == AUTO)
+    if where in (LATEST, AUTO_RESUME):
+        return _newest(run.checkpoints, notes, most_bytes, known, may_be_none=where == AUTO_RESUME)
     if is_url(where):  # brought down before the ranks start (checkpoint/preflight.py)
         folder, name = checkpoint_location(where, run)
         return (
@@ -82,7 +82,7 @@ def checkpoint_location(where: str, run: RunDir) -> tuple[Path, str | None]:
     """Return the folder of checkpoints for ``where``, and the checkpoint's name in it if ``where`` is a
     single one.
     """
-    if where in (LATEST, AUTO):
+    if where in (LATEST, AUTO_RESUME):
         return run.checkpoints, None
     if is_url(where):
         url = parse_url(where)

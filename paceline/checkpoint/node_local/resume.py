@@ -24,7 +24,6 @@ from paceline.checkpoint.format.verify_files import (
     verify_open,
 )
 from paceline.checkpoint.load.find_checkpoint import (
-    AUTO,
     checkpoint_location,
     find_checkpoint,
     save_never_ended,
@@ -53,6 +52,7 @@ from paceline.checkpoint.node_local.inventory import (
 from paceline.checkpoint.node_local.shared_disks import Disks
 from paceline.checkpoint.save.retention import discard, is_being_read
 from paceline.config.registries.object_store_url import is_url
+from paceline.config.sections.training_steps import AUTO_RESUME
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir
@@ -127,7 +127,7 @@ class NodesResume:
         looks = self._together(lambda: self._look(where, run) if self._leads else None, run.checkpoints)
         of_disks = {disk: look for disk, look in enumerate(looks) if look is not None}
         survey = Survey({disk: look["parts"] for disk, look in of_disks.items()})
-        if where in (LATEST, AUTO):
+        if where in (LATEST, AUTO_RESUME):
             survey, removed = remove_interrupted(survey, of_disks, self._disk, self._ranks)
             notes += removed
         while usable := [
@@ -163,7 +163,7 @@ class NodesResume:
 
     def _look(self, where: str, run: RunDir) -> NodeInventory:
         folder, only = checkpoint_location(where, run)
-        by_name = where in (LATEST, AUTO) or is_url(where)  # else a path, which may differ by node
+        by_name = where in (LATEST, AUTO_RESUME) or is_url(where)  # else a path, which may differ by node
         parts: list[DiskPart] = parts_in(folder, None if only is None else (only,))
         return {
             "host": socket.gethostname(),

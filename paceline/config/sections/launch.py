@@ -82,10 +82,11 @@ class LaunchSection(Section):
     save_seconds: Int = Field(
         default=120, ge=1, description="Seconds before the end of its time at which a job begins to save."
     )
-    max_restarts: Int = Field(
-        default=3,
+    max_restarts: OptInt = Field(
+        default=None,
         ge=0,
-        description="Restarts after failures; those after a stop that saved (exit code 75) do not count.",
+        description="Restarts after failures that can heal, without a newer checkpoint; when empty none by"
+        " `paceline train`, 3 by a scheduler's job.",
     )
     image: OptText = Field(default=None, description="Container image of the job's ranks.")
     mounts: Texts = Field(default=(), description="What the container sees: `/host/folder:/folder`.")

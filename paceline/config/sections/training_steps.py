@@ -76,6 +76,7 @@ def to_metrics(value: Json) -> Json:
     )
 
 
+AUTO_RESUME = "auto"  # of resume_from_checkpoint: the newest checkpoint, if there is one
 MOST_STEPS = 100  # one trace may take hundreds of MB
 
 

@@ -24,7 +24,7 @@ from paceline.core.security.file_permissions import written_into
 from paceline.launch import codes
 from paceline.launch.processes import lineage, started_at
 from paceline.launch.supervision.exit_codes import CALM, Failure, signal_name
-from paceline.runlog.events import Error
+from paceline.runlog.events import Error, Event, Notice
 from paceline.runlog.log import RunLog
 from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
@@ -165,10 +165,18 @@ class LaunchRecord:
                 return
 
     def _error_event(self, exits: Sequence[Exit], exit_code: int, root: Failure | None) -> None:
-        if root is None or root.finding is None or (root.code >= 0 and not root.silent):
-            return
-        log = RunLog(self.run, root.rank, self._redact)
-        log.write(Error(root.rank, root.finding))
+        if root is not None and root.finding is not None and (root.code < 0 or root.silent):
+            self._log(root.rank, Error(root.rank, root.finding))
+
+    def note(self, rank: int, finding: Diagnostic) -> None:
+        """Write what the launcher decides into a rank's log, where readers look."""
+        if self.run.events_dir.is_dir():
+            with suppress(OSError), written_into(self.run.root):
+                self._log(rank, Notice(finding))
+
+    def _log(self, rank: int, event: Event) -> None:
+        log = RunLog(self.run, rank, self._redact)
+        log.write(event)
         log.close()
 
     def _result(self, exits: Sequence[Exit], exit_code: int, root: Failure | None) -> None:

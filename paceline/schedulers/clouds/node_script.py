@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.launch.run_secret import VALUE as STORE_SECRET
+from paceline.launch.supervision.exit_policy import After
 from paceline.schedulers import codes
-from paceline.schedulers.exit_policy import After
 from paceline.schedulers.job import ClusterJob
 from paceline.schedulers.templates import codes_after, environment
 

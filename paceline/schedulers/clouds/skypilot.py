@@ -8,6 +8,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.launch.run_secret import VALUE as STORE_SECRET
+from paceline.launch.supervision.exit_policy import AFTER, After
 from paceline.schedulers import codes
 from paceline.schedulers.clouds.node_script import (
     Cloud,
@@ -19,7 +20,6 @@ from paceline.schedulers.clouds.node_script import (
     signs,
 )
 from paceline.schedulers.dns_names import dns_name
-from paceline.schedulers.exit_policy import AFTER, After
 from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering
 from paceline.schedulers.quoted_yaml import documents
 from paceline.schedulers.shipped_config import shipped_config
@@ -64,7 +64,7 @@ def skypilot_job(job: ClusterJob) -> Rendering:
 def _resources(job: ClusterJob) -> JsonObject:
     site, options = job.site, job.site.skypilot
     recovery: JsonObject = {
-        "max_restarts_on_errors": site.max_restarts,
+        "max_restarts_on_errors": job.max_restarts,
         "recover_on_exit_codes": sorted(int(code) for code, after in AFTER.items() if after is After.RESUME),
     }
     resources: JsonObject = {"job_recovery": recovery}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.core.json_types import Json, JsonObject
-from paceline.schedulers.exit_policy import AFTER, After
+from paceline.launch.supervision.exit_policy import AFTER, After
 
 #: Nothing follows a code that means *done*: there is no action that makes such a pod a success. In the order
 #: in which a failed pod is held against them.

@@ -26,7 +26,7 @@ def job_set_spec(
         },
     }
     return {
-        "failurePolicy": gang_failure_policy(job.site.max_restarts, NODE),
+        "failurePolicy": gang_failure_policy(job.max_restarts, NODE),
         # Ranks meet before their pods are ready
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [NODE]},

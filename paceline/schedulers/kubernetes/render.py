@@ -123,7 +123,7 @@ def indexed_job(job: ClusterJob, texts: Texts) -> list[JsonObject]:
     pod = launcher_pod(job, texts, NODE, indexed_pod(job, f"{name}-0.{name}"))
     spec: JsonObject = {
         **indexed(job),
-        "backoffLimitPerIndex": job.site.max_restarts,
+        "backoffLimitPerIndex": job.max_restarts,
         "maxFailedIndexes": 0,
         "template": {"spec": {**pod, "subdomain": name, "restartPolicy": "Never"}},
     }
@@ -145,7 +145,7 @@ def pytorch_job(job: ClusterJob, texts: Texts) -> list[JsonObject]:
     before = ["env", *unset, *(f"{variable}={value}" for variable, value in defaults.items())]
     port: JsonObject = {"containerPort": job.port, "name": _PYTORCH_PORT}
     pod = launcher_pod(job, texts, _PYTORCH, before=before, ports=[port])
-    policy: JsonObject = {"cleanPodPolicy": "Running", "backoffLimit": job.site.max_restarts}
+    policy: JsonObject = {"cleanPodPolicy": "Running", "backoffLimit": job.max_restarts}
     if job.site.time_limit:
         policy["activeDeadlineSeconds"] = job.site.time_limit
     replicas: JsonObject = {"Master": _replicas(1, pod)}

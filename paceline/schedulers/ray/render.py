@@ -42,7 +42,7 @@ def ray_job(job: ClusterJob) -> Rendering:
         env=dict(job.env),
         secrets=dict(job.secrets),
         signs=job.nodes > 1 and STORE_SECRET not in job.secrets and not job.site.allow_unsigned_store,
-        max_restarts=job.site.max_restarts,
+        max_restarts=job.max_restarts,
         grace=grace,
         placement_timeout=job.site.ray.placement_timeout,
     )

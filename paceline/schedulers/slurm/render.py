@@ -7,8 +7,8 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.launch.supervision.exit_policy import After
 from paceline.schedulers import codes
-from paceline.schedulers.exit_policy import After
 from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering
 from paceline.schedulers.templates import codes_after, environment
 

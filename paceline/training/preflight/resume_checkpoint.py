@@ -11,7 +11,6 @@ from paceline.checkpoint import codes as checkpoint_codes
 from paceline.checkpoint.format.manifest import Manifest
 from paceline.checkpoint.format.verify_files import LATEST, read_config, read_manifest, read_state, scan
 from paceline.checkpoint.load.find_checkpoint import (
-    AUTO,
     BEFORE_BYTES,
     find_checkpoint,
     locate_errors,
@@ -20,6 +19,7 @@ from paceline.checkpoint.load.find_checkpoint import (
 from paceline.checkpoint.load.same_run import same_run
 from paceline.config.registries.object_store_url import is_url, parse_url
 from paceline.config.schema import Config
+from paceline.config.sections.training_steps import AUTO_RESUME
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import JsonObject, as_object
@@ -147,7 +147,7 @@ def _is_elsewhere(where: str, url: str | None, run: RunDir) -> bool:
         with suppress(ValueError):  # the rules name it
             return not run.fetched(parse_url(where).folder_name).is_dir()
         return True
-    return bool(url) and where in (LATEST, AUTO) and not scan(run.checkpoints)
+    return bool(url) and where in (LATEST, AUTO_RESUME) and not scan(run.checkpoints)
 
 
 def _on_all_nodes(run: RunDir) -> Diagnostic:

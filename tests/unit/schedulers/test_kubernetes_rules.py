@@ -12,8 +12,8 @@ import yaml
 from cluster_jobs import KUBERNETES, job_in, rendered
 
 from paceline.core.errors import ConfigError, ExitCode
+from paceline.launch.supervision.exit_policy import AFTER, After
 from paceline.schedulers.dns_names import dns_name
-from paceline.schedulers.exit_policy import AFTER, After
 
 KINDS = ("trainjob", "jobset", "job", "pytorchjob")
 #: RFC 1035, as JobSet and TrainJob demand of their names

@@ -43,7 +43,7 @@ _BLOCKS = {
 _SWITCH = {"parallelism_config_": "use_parallelism_config"}
 _NOTES = {
     "num_cpu_threads_per_process": "set OMP_NUM_THREADS; the training is the same",
-    "max_restarts": "a run that ended is continued by `paceline train --resume auto`, started again by you",
+    "max_restarts": "set launch.max_restarts: restarts that go on from the newest checkpoint",
     "mpirun_hostfile": "start Paceline's ranks with mpirun itself",
 }
 _STARTS = "it says how processes are started, watched or logged; the training is the same"

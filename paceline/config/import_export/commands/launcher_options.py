@@ -30,13 +30,13 @@ _PLAIN = {
     "node_rank": "launch.node_rank",
     "master_addr": "launch.master_addr",
     "master_port": "launch.master_port",
+    "max_restarts": "launch.max_restarts",
 }
 #: option → why it cannot be kept, but for a value that asks for nothing
 _LOST = {
     "autotuning": "DeepSpeed's autotuner is not used: `paceline plan` compares layouts",
     "virtual_local_rank": "each process sees LOCAL_RANK as it is",
     "exclude": "name the devices that are used: CUDA_VISIBLE_DEVICES, and launch.nproc",
-    "max_restarts": "a run that ended is continued by `paceline train --resume auto`, started again by you",
 }
 _NOTHING = {
     "max_restarts": ("0",),

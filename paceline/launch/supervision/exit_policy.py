@@ -1,4 +1,4 @@
-"""What a scheduler does with each exit code: the one table behind docs, manifests and scripts."""
+"""What follows each exit code: the one table behind restarts, docs, manifests and scripts."""
 
 from __future__ import annotations
 

@@ -1,0 +1,43 @@
+"""``launch.max_restarts``: the launcher starts a killed run again, which ends with the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_killed_ranks import ranks_of
+from test_train import end, events_of, start, steps_of, train, wait_for_step
+
+from paceline.runlog.events import Notice
+
+pytestmark = [pytest.mark.integration]
+
+
+def test_a_killed_rank_costs_the_steps_since_the_last_save_and_no_bit(
+    tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Any], tmp_path: Path
+) -> None:
+    sizes = {"max_steps": 40, "save_strategy": "steps", "save_steps": 4, "logging_steps": 1}
+    config = tiny(**sizes, output_dir=str(tmp_path / "run"))
+    process = start({**config, "launch": {"max_restarts": 2}}, tmp_path, 2)
+    wait_for_step(tmp_path / "run", 6, process)
+    os.kill(ranks_of(process, 2)[1], signal.SIGKILL)
+    done = end(process)
+    assert done.code == 0, done.err
+    notes = [e.diagnostic for e in events_of(tmp_path / "run") if isinstance(e, Notice)]
+    [restart] = [note for note in notes if note.code == "launch.restart"]
+    assert "restart 1 of 2" in restart.what and "launch.worker_killed at step" in restart.found
+
+    whole = train(paceline, tiny(**sizes, output_dir=str(tmp_path / "whole")), tmp_path, 2)
+    assert whole.code == 0, whole.err
+    last = {name: {s.step: s.loss for s in steps_of(tmp_path / name)} for name in ("run", "whole")}
+    assert last["run"] == last["whole"], "also of the steps that ran twice"
+    saved = "checkpoints/step-00000040"
+    files = sorted((tmp_path / "whole" / saved).rglob("*.safetensors"))
+    assert files
+    for file in files:
+        other = tmp_path / "run" / file.relative_to(tmp_path / "whole")
+        assert other.read_bytes() == file.read_bytes()
