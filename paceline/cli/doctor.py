@@ -7,13 +7,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from paceline.api.run import existing_run
 from paceline.cli import codes
 from paceline.cli.options import Overrides
+from paceline.cli.start import resuming_command
 from paceline.core.diagnostics import errors
 from paceline.core.errors import ConfigError, ExitCode
 from paceline.core.rundir import RunDir
@@ -21,6 +22,9 @@ from paceline.launch.environment.job_managers import process_rank
 from paceline.launch.network import check_cluster
 from paceline.launch.process_spec import LaunchOptions
 from paceline.runlog.redact import Redactor
+
+if TYPE_CHECKING:
+    from paceline.doctor.logs.report import FailureReport
 
 _SUBJECT = (
     "A YAML file: this node is checked for its job, with --nnodes together with the others. A run that ended"
@@ -55,7 +59,9 @@ def doctor(
     options = LaunchOptions(nproc, nnodes, node_rank, master_addr, master_port)
     if subject is not None and (subject.is_file() or options != LaunchOptions() or overrides):
         doctor_of_config(subject, overrides or (), options, wait, as_json=as_json)
-    doctor_of_machine(subject, as_json=as_json)
+    if subject is not None:
+        doctor_of_run(subject, as_json=as_json)
+    doctor_of_machine(as_json=as_json)
 
 
 def doctor_of_logs(paths: Sequence[Path], *, as_json: bool) -> NoReturn:
@@ -72,6 +78,31 @@ def doctor_of_logs(paths: Sequence[Path], *, as_json: bool) -> NoReturn:
     except OSError as error:
         where = str(error.filename or paths[0])
         raise ConfigError(codes.CLI_DOCTOR_NO_LOG(where, error.strerror or str(error))) from None
+    _show_failure(report, as_json=as_json)
+
+
+def doctor_of_run(path: Path, *, as_json: bool) -> NoReturn:
+    """Report on a run, from its records and logs. Exits: 0 if it is sound, 1 for a failure.
+
+    Raises ConfigError for what is no run.
+    """
+    from paceline.api.run import checkpoints
+    from paceline.doctor.run_failure import RunStanding, diagnose_run
+    from paceline.watch.page.glance import read_state, read_world_size
+
+    run = RunDir.at(existing_run(path))
+    sound = [checkpoint for checkpoint in checkpoints(run.root) if checkpoint.problem is None]
+    newest, saved = (str(sound[-1].path), sound[-1].step) if sound else ("", 0)
+    ranks = read_world_size(run) if not run.exits(1).exists() else None
+    output = f"training.output_dir={run.root}"  # the file may name another one
+    resume = resuming_command(run.config_yaml, (output,), LaunchOptions(ranks))
+    if not sound:
+        resume = resume.removesuffix("latest") + "auto"
+    name, seconds = read_state(run)
+    _show_failure(diagnose_run(run, RunStanding(name, seconds, newest, saved, resume)), as_json=as_json)
+
+
+def _show_failure(report: FailureReport, *, as_json: bool) -> NoReturn:
     clean = Redactor.of(os.environ)
     if as_json:
         typer.echo(json.dumps(report.to_json(clean), indent=1, ensure_ascii=False))
@@ -80,17 +111,14 @@ def doctor_of_logs(paths: Sequence[Path], *, as_json: bool) -> NoReturn:
     raise typer.Exit(int(ExitCode.FAILED if report.failed else ExitCode.OK))
 
 
-def doctor_of_machine(run: Path | None, *, as_json: bool) -> None:
-    """Check this machine, and compare the last collectives of a run's ranks. Exits."""
+def doctor_of_machine(*, as_json: bool) -> None:
+    """Check this machine. Exits."""
     from paceline.doctor import report
-    from paceline.doctor.flights import run_findings
     from paceline.doctor.inspect import inspect
     from paceline.doctor.report import findings
 
-    if run is not None:
-        existing_run(run)
     seen = inspect(dict(os.environ))
-    problems = [*findings(seen), *(run_findings(RunDir.at(run)) if run is not None else ())]
+    problems = findings(seen)
     if as_json:
         typer.echo(json.dumps(report.as_json(seen, problems), indent=1, ensure_ascii=False))
     else:

@@ -29,7 +29,7 @@ class End:
 
     ``way``: another way to make the end, a function of ``test_ends.py``; ``code``, ``outcome``: the exit code
     (also in result.json and exits.json) and the state that every reader says; ``found``: a code that every
-    reader of diagnostics has; ``printed``: words of the console.
+    reader of diagnostics has; ``printed``: words of the console. ``kind``: the class that the doctor says.
     """
 
     name: str
@@ -45,6 +45,7 @@ class End:
     training: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
     quick: bool = False  # in the default suite
+    kind: str = ""
 
 
 LEFT, KILLED, EARLY = "launch.rank_left", "launch.worker_killed", "launch.stopped_early"
@@ -53,8 +54,27 @@ SHORT = {"max_steps": 8}
 ENDS = (
     End("completed", 0, "completed"),
     End("completed on two ranks", 0, "completed", nproc=2),
-    End("exit code 0 in the middle", 1, "failed", LEFT, "without reporting", "os._exit(0)", quick=True),
-    End("exit code 0 on rank 1", 1, "failed", LEFT, "rank 1 exited", "os._exit(0)", on=1, nproc=2),
+    End(
+        "exit code 0 in the middle",
+        1,
+        "failed",
+        LEFT,
+        "without reporting",
+        "os._exit(0)",
+        quick=True,
+        kind="user code",
+    ),
+    End(
+        "exit code 0 on rank 1",
+        1,
+        "failed",
+        LEFT,
+        "rank 1 exited",
+        "os._exit(0)",
+        on=1,
+        nproc=2,
+        kind="user code",
+    ),
     End("exit code 75 in the middle", 1, "failed", LEFT, act="os._exit(75)"),
     End("exit code 2 in the middle", 1, "failed", LEFT, act="os._exit(2)"),
     End("exit code 3 in the middle", 3, "failed", LEFT, act="os._exit(3)"),
@@ -69,15 +89,32 @@ ENDS = (
         way="agent",
     ),
     End("SystemExit in a callback", 0, "completed", "callback.failed", act="sys.exit(0)", training=SHORT),
-    End("SIGKILL", 137, "failed", KILLED, act="os.kill(os.getpid(), 9)"),
-    End("SIGSEGV on rank 1", 139, "failed", KILLED, act="os.kill(os.getpid(), 11)", on=1, nproc=2),
-    End("out of memory", 137, "failed", "launch.out_of_memory", way="little_memory"),
+    End("SIGKILL", 137, "failed", KILLED, act="os.kill(os.getpid(), 9)", kind="unknown"),
+    End(
+        "SIGSEGV on rank 1",
+        139,
+        "failed",
+        KILLED,
+        act="os.kill(os.getpid(), 11)",
+        on=1,
+        nproc=2,
+        kind="user code",
+    ),
+    End("out of memory", 137, "failed", "launch.out_of_memory", way="little_memory", kind="memory"),
     End("SIGTERM", 75, "stopped", printed="resume      paceline train", sent=STOP, quick=True),
     End("SIGHUP", 75, "stopped", sent=(signal.SIGHUP,)),
     End("Ctrl-C", 75, "stopped", printed="--resume latest", sent=(signal.SIGINT,), nproc=2),
     End("Ctrl-C twice", 130, "stopped", EARLY, sent=(signal.SIGINT, signal.SIGINT), act="time.sleep(60)"),
     End("closed terminal", 75, "stopped", way="closed_terminal"),
-    End("SIGTERM before the first step", 143, "stopped", EARLY, "saved nothing", way="stopped_early"),
+    End(
+        "SIGTERM before the first step",
+        143,
+        "stopped",
+        EARLY,
+        "saved nothing",
+        way="stopped_early",
+        kind="preemption",
+    ),
     End("SIGTERM while the plot is drawn", 0, "completed", way="while_drawing"),
     End("a reader that leaves", 0, "completed", "launch.output_lost", way="head", quick=True),
     End("a reader that leaves two ranks", 0, "completed", "launch.output_lost", way="head", nproc=2),
@@ -104,7 +141,7 @@ ENDS = (
     ),
     End("a read-only disk", 2, "", "", "run.not_writable", way="read_only"),
     End("the launcher is killed", 75, "stopped", way="launcher_killed"),
-    End("all are killed", -9, "vanished", way="all_killed"),
-    End("nodes that differ", 1, "failed", "world.mismatch", way="nodes_differ"),
+    End("all are killed", -9, "vanished", way="all_killed", kind="unknown"),
+    End("nodes that differ", 1, "failed", "world.mismatch", way="nodes_differ", kind="launcher"),
     End("a second start", 75, "stopped", way="second_start"),
 )

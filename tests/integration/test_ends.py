@@ -23,9 +23,11 @@ from ends import CALLBACK, ENDS, End
 from support import ROOT, worker_environment, write_yaml
 from test_killed_ranks import ranks_of
 from test_train import wait_for_step
+from typer.testing import CliRunner
 
 from paceline.api.run import Run
 from paceline.api.several_runs import facts_below
+from paceline.cli.main import application_of
 from paceline.core.rundir import RunDir
 from paceline.runlog.events import Finished, Step, read_events
 from paceline.watch.page.glance import LIVE, glance
@@ -302,6 +304,19 @@ def config_of(end: End, tiny: Callable[..., dict[str, Any]], folder: Path) -> di
     return config
 
 
+def doctor_says(run: RunDir) -> dict[str, Any]:
+    """What ``paceline doctor RUN --json`` says; its exit code agrees, and what it quotes is there."""
+    done = CliRunner().invoke(application_of("doctor"), [str(run.root), "--json"])
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert done.exit_code == int(told["failed"]), done.output
+    if told["failed"]:
+        assert told["cause"] and told["lost"] and "paceline train" in told["go_on"], told
+    for line in told["evidence"]:
+        text = Path(line["file"]).read_text(errors="replace").splitlines()
+        assert line["line"] is None or line["line"] <= len(text), line
+    return told
+
+
 @pytest.mark.parametrize(
     "end",
     [pytest.param(one, id=one.name, marks=() if one.quick else pytest.mark.slow) for one in ENDS],
@@ -328,6 +343,9 @@ def test_an_end_is_the_same_to_every_reader(
         found = said.pop("found")
         assert said == dict.fromkeys(said, end.outcome), start.printed()
         assert not end.found or all(end.found in codes for codes in found), found
+        told = doctor_says(start.run)
+        assert told["state"] == end.outcome or not told["failed"], told
+        assert (told["class"] or "") == end.kind or (end.outcome == "failed" and not end.kind), told
         if end.outcome == "vanished":
             return
         exits = json.loads(start.run.exits().read_text())

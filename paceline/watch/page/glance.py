@@ -143,6 +143,17 @@ _TAIL_BYTES = 64 << 10  # holds the last step of most runs
 _MOST_BYTES = 32 << 20  # samples after the last step may be long
 
 
+def read_state(run: RunDir) -> tuple[str, float]:
+    """Return the name of the run's state, and since how many seconds it is quiet or gone."""
+    state = as_object(glance(run).get("state"))
+    return str(state.get("name")), _float(state.get("seconds"))
+
+
+def read_world_size(run: RunDir) -> int | None:
+    """Return the number of ranks of the run's plan; None without a plan."""
+    return _whole(read_json(run.plan_json).get("world_size"))
+
+
 def glance(run: RunDir) -> JsonObject:
     """Return the run's name, state, step, loss and description; state ``gone`` once it is deleted."""
     row: JsonObject = {"id": run_id(run), "name": run.root.name, "path": str(run.root)}
