@@ -170,8 +170,10 @@ class SweepRun:
     todo: str
 
 
-def planned_runs(config: Path, arguments: Sequence[str], folder: Path) -> list[SweepRun]:
-    """Return the runs of a sweep, in the order of the values.
+def planned_runs(
+    config: Path, arguments: Sequence[str], folder: Path, fixed: Sequence[str] = ()
+) -> list[SweepRun]:
+    """Return the runs of a sweep, in the order of the values. ``fixed``: settings that all have.
 
     Raises ConfigError for any that cannot start.
     """
@@ -205,7 +207,7 @@ def planned_runs(config: Path, arguments: Sequence[str], folder: Path) -> list[S
         name = _UNSAFE.sub("_", ",".join(several))[:_LONGEST]
         path = folder / name
         settings.append(f"training.output_dir={path}")
-        url = load(config, settings).config.training.checkpoint_url
+        url = load(config, [*fixed, *settings]).config.training.checkpoint_url
         if url is not None:  # each run writes to a URL of its own
             settings.append(f"training.checkpoint_url={url.rstrip('/')}/{name}")
         todo = _todo(path)

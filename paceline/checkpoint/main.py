@@ -1,4 +1,4 @@
-"""``python -m paceline.checkpoint.main list|verify|diff|average|prune|fetch|upload|convert …``."""
+"""``python -m paceline.checkpoint.main list|status|verify|diff|average|prune|fetch|upload|convert …``."""
 
 from __future__ import annotations
 
@@ -52,6 +52,15 @@ def _list(args: argparse.Namespace) -> int:
     if not rows:
         raise ConfigError(_none(args.run))
     return _answer(args, {"checkpoints": [row.to_json() for row in rows]}, lambda: as_table(rows))
+
+
+def _status(args: argparse.Namespace) -> int:
+    from paceline.checkpoint.object_store.commands import state_of
+    from paceline.checkpoint.object_store.obstore_backend import open_store
+
+    url = url_of(args.url)
+    state = state_of(open_store(url), url)
+    return _answer(args, {"state": state.splitlines()}, lambda: state)
 
 
 class _Report(Protocol):
@@ -242,6 +251,7 @@ _NUMBER: _Option = {"type": int}
 #: Verb → what it does, and its arguments; each takes --json, too
 _VERBS: Mapping[str, tuple[Callable[[argparse.Namespace], int], Mapping[str, _Option]]] = {
     "list": (_list, {"run": {}}),
+    "status": (_status, {"url": {}}),
     "verify": (_verify, {"run": {}, "--checkpoint": {"default": "all", "metavar": "WHICH"}}),
     "diff": (_diff, {"first": _PATH, "second": _PATH}),
     "average": (

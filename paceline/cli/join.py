@@ -18,6 +18,7 @@ from paceline.launch.environment.job_managers import (
     process_rank,
     started_by,
 )
+from paceline.launch.environment.torchrun_variables import torchrun_node
 from paceline.launch.network import DEFAULT_PORT
 from paceline.launch.process_spec import LaunchOptions
 
@@ -27,6 +28,22 @@ _ONE_TASK_A_NODE = {
     "Open MPI": "mpirun --npernode 1",
     "Flux": "flux run -N NODES",
 }
+
+
+def as_torchrun_node(options: LaunchOptions) -> LaunchOptions:
+    """Return ``options`` with the node that torchrun's variables name, where the command line is silent."""
+    node = torchrun_node(os.environ)
+    if node is None or options.nnodes is not None:
+        return options
+    several = node.num_nodes > 1
+    return replace(
+        options,
+        nproc=options.nproc or node.nproc,
+        nnodes=node.num_nodes,
+        node_rank=node.node_rank if options.node_rank is None else options.node_rank,
+        master_addr=options.master_addr or (node.master_addr if several else None),
+        master_port=options.master_port or ((node.master_port or DEFAULT_PORT) if several else None),
+    )
 
 
 def rehearsed(options: LaunchOptions) -> LaunchOptions:
@@ -101,8 +118,12 @@ def refuse_many_processes(command: str) -> None:
 
 def drives_a_node(options: LaunchOptions) -> bool:
     """Whether this command runs once on each of ``nnodes`` nodes and launches that node's ranks itself."""
+    if torchrun_node(os.environ) is not None:
+        return True
     here = process_rank(os.environ)
-    return (options.nnodes or 1) > 1 and options.nnodes == here.size and here.local_size == 1
+    # Two launchers on one machine are meant where the processes of each are given, too
+    alone = here.local_size == 1 or options.nproc is not None
+    return (options.nnodes or 1) > 1 and options.nnodes == here.size and alone
 
 
 def refuse_own_processes(options: LaunchOptions, size: int) -> None:

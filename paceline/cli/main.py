@@ -41,6 +41,10 @@ VERBS = {
     "plot": "draw a run's loss, accuracy, throughput and memory (PNG)",
     "runs": "table of a folder's runs; runs compare A B: config, curves, and where they part",
     "launch": "a cluster's job from one YAML: paceline launch config.yaml --on slurm --nodes 4 --submit",
+    "status": "whether a run goes on, and what its scheduler says of it; also at a URL",
+    "logs": "a run's log, or one rank's: paceline logs RUN 3",
+    "stop": "make a run save and end, wherever it was started; no scheduler starts it again",
+    "resume": "go on with a run that has ended, in the way it was started",
     "sweep": "train once for each value: paceline sweep CONFIG training.learning_rate=1e-4,3e-4",
     "watch": "a page of runs in the browser, live: curves, samples, diagnostics, plan, config, logs",
     "report": "the same page of one run as a single HTML file",
@@ -58,7 +62,7 @@ MODULES = {
     "migrate": ("migrate",),
     "evaluation": ("evaluate", "generate", "chat", "serve"),
     "checkpoints": ("checkpoints", "export", "push"),
-    "launching": ("launch",),
+    "jobs.launching": ("launch", "status", "logs", "stop", "resume"),
     "monitoring": ("plot", "runs", "watch", "report"),
 }
 STARTERS = ("demo", "verify", "bench", "sweep")  # they start processes of their own

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.errors import print_diagnostics
-from paceline.cli.join import join, on_its_node, rehearsed
+from paceline.cli.join import as_torchrun_node, join, on_its_node, rehearsed
 from paceline.cli.options import PASSED_ON, PLAIN, ConfigFile, LauncherOption, Overrides, group
 from paceline.cli.process import become, call, call_on_data, words
 from paceline.core.errors import ExitCode
@@ -81,6 +81,7 @@ def train(
     Inside srun, mpirun, torchrun, accelerate or deepspeed each process becomes one rank of the one run.
     """
     options = LaunchOptions(nproc, nnodes, node_rank, master_addr, master_port, algorithm, resume, launcher)
+    options = as_torchrun_node(options)
     if not dry_run:
         if verbose:
             os.environ[VERBOSE] = "1"  # of the rank that this process may become

@@ -34,6 +34,10 @@ class RunDir:
     plan_json = _PathInside("plan.json")
     #: Written once, when the run ends.
     result_json = _PathInside("result.json")
+    #: What has started the run last: scheduler, job, host.
+    launched_by = _PathInside("launched-by.json")
+    #: A deliberate stop: the launchers that see it stop, and no scheduler starts the job again.
+    stop_request = _PathInside("stop-request.json")
     #: Lock file, held by the running job.
     lock = _PathInside(".lock")
     logs = _PathInside("logs")

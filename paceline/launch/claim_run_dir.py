@@ -22,6 +22,7 @@ from paceline.core.json_types import NO_UTF8, as_object
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import open_to_strangers
 from paceline.launch import codes
+from paceline.launch.launch_record import LaunchedBy, write_launch
 from paceline.launch.supervision.exit_record import begun_start, is_under_way
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ def claim(
         for path, data in ((run.config_json, config), (run.plan_json, plan)):
             text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
             path.write_bytes(text.encode("utf-8", NO_UTF8))
+        write_launch(run, LaunchedBy.here(os.environ, run))
     except OSError as exc:
         raise ConfigError(
             codes.RUN_NOT_WRITABLE(

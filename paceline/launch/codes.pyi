@@ -276,6 +276,38 @@ class _LAUNCH_RESTARTS_USED(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _LAUNCH_RECORD_OWNER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_TORCHRUN_VARIABLES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        problem: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_TORCHRUN_WORLD(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        nodes: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _RUN_EXISTS(CodeName):
     def __call__(
         self,
@@ -406,6 +438,9 @@ LAUNCH_RESTART: _LAUNCH_RESTART
 LAUNCH_SAME_ERROR: _LAUNCH_SAME_ERROR
 LAUNCH_RESTARTS_USED: _LAUNCH_RESTARTS_USED
 LAUNCH_EXITS_LOST: Code
+LAUNCH_RECORD_OWNER: _LAUNCH_RECORD_OWNER
+LAUNCH_TORCHRUN_VARIABLES: _LAUNCH_TORCHRUN_VARIABLES
+LAUNCH_TORCHRUN_WORLD: _LAUNCH_TORCHRUN_WORLD
 RUN_EXISTS: _RUN_EXISTS
 RUN_IN_USE: _RUN_IN_USE
 RUN_NOT_A_DIRECTORY: Code

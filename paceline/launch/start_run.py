@@ -21,6 +21,8 @@ from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
 from paceline.launch import codes
 from paceline.launch.claim_run_dir import WAIT_SECONDS, check_run_dir, claim
+from paceline.launch.environment.torchrun_variables import nodes_of_torchrun
+from paceline.launch.launch_record import StopRequests
 from paceline.launch.launchers import ALONE, LAUNCHERS, launcher_for
 from paceline.launch.network import DEFAULT_PORT, await_node_0, check_cluster, resolve_port
 from paceline.launch.preflight.child_checks import check_bytes, from_object_storage
@@ -128,7 +130,10 @@ class CheckedRun:
         from paceline.launch.prediction_ledger import record
 
         variables = {**os.environ, **(environ or {})}
-        start = start_of(self.loaded.config)
+        start, stopped = start_of(self.loaded.config), StopRequests(self.run_dir)
+
+        def stops() -> bool:
+            return requests_stop() or stopped()
 
         def attempt(ready: CheckedRun) -> int:
             read_plan = ready.plan.num_nodes == 1
@@ -143,7 +148,7 @@ class CheckedRun:
                 report=report,
                 run_dir=ready.run_dir,
                 output=output,
-                requests_stop=requests_stop,
+                requests_stop=stops,
             )
 
         with located(self.loaded), serving(self.servers(), start, self.run_dir, variables, report):
@@ -155,7 +160,7 @@ class CheckedRun:
                 record_of_node.note(self._first_rank, note)
                 if note.severity is Severity.ERROR:
                     break
-                if not wait(restarts.pause, requests_stop):
+                if not wait(restarts.pause, stops):
                     return int(ExitCode.STOPPED)
                 again = self._resumed(AUTO_RESUME if end.saved else self._resume or AUTO_RESUME)
                 for finding in again.claim():
@@ -220,6 +225,8 @@ def check_run(
         if refused := at_start((*notes, *warnings)):
             raise ConfigError(*refused)
         cluster = cluster_of(config, plan)
+        if cluster.num_nodes == 1 and (nodes := nodes_of_torchrun(os.environ)) > 1:
+            raise ConfigError(codes.LAUNCH_TORCHRUN_WORLD("--nnodes", "1", nodes=nodes))
         launcher, cores = launcher_for(cluster, options.launcher), cpu_count()
         # raises if it cannot start
         make_specs(launcher, worker_argv(), cluster, environ=os.environ, cores=cores)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.config.sections.launch import seconds_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.json_types import Json
@@ -95,7 +96,7 @@ def job_of(config: Config, request: JobRequest, gpus: int, predicted: int | None
         nproc=section.nproc or gpus or 1,
         port=section.master_port or DEFAULT_PORT,
         site=section,
-        time_limit=section.time_limit or predicted,
+        time_limit=seconds_of(section.time_limit) if section.time_limit else predicted,
         env={**found, **{key: str(value) for key, value in (section.env or {}).items()}},
         secrets={key: str(value) for key, value in (section.secrets or {}).items()},
         tasks=request.tasks,

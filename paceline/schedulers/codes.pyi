@@ -1,7 +1,7 @@
 # Made from codes.toml by `python scripts/code_stubs.py`. Do not edit.
 from collections.abc import Mapping
 
-from paceline.core.diagnostics import CodeName, Diagnostic, Severity
+from paceline.core.diagnostics import Code, CodeName, Diagnostic, Severity
 
 class _SCHEDULERS_GPUS(CodeName):
     def __call__(
@@ -154,6 +154,59 @@ class _SCHEDULERS_PLACEMENT(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _SCHEDULERS_UNKNOWN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_NO_RECORD(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_ELSEWHERE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_RUNS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _SCHEDULERS_FILES_GONE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        scheduler: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 SCHEDULERS_GPUS: _SCHEDULERS_GPUS
 SCHEDULERS_UNPLANNED: _SCHEDULERS_UNPLANNED
 SCHEDULERS_VALUE: _SCHEDULERS_VALUE
@@ -168,3 +221,9 @@ SCHEDULERS_OUTSIDE: _SCHEDULERS_OUTSIDE
 SCHEDULERS_LOST: _SCHEDULERS_LOST
 SCHEDULERS_TASK: _SCHEDULERS_TASK
 SCHEDULERS_PLACEMENT: _SCHEDULERS_PLACEMENT
+SCHEDULERS_UNKNOWN: _SCHEDULERS_UNKNOWN
+SCHEDULERS_NO_RECORD: _SCHEDULERS_NO_RECORD
+SCHEDULERS_ELSEWHERE: _SCHEDULERS_ELSEWHERE
+SCHEDULERS_RUNS: _SCHEDULERS_RUNS
+SCHEDULERS_FILES_GONE: _SCHEDULERS_FILES_GONE
+SCHEDULERS_HOSTFILE: Code

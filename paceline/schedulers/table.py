@@ -14,6 +14,9 @@ SCHEDULERS: Mapping[str, str] = {
     "ray": "paceline.schedulers.ray.render:ray_job",
     "skypilot": "paceline.schedulers.clouds.skypilot:skypilot_job",
     "dstack": "paceline.schedulers.clouds.dstack:dstack_job",
+    "mpi": "paceline.schedulers.mpi:mpi_job",
+    "ssh": "paceline.schedulers.ssh:ssh_job",
+    "local": "paceline.schedulers.local:local_job",
 }
 #: those whose nodes see the disk of the machine that launches
 SHARES_DISK = ("slurm", "mpi", "ssh", "local")

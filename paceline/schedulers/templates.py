@@ -10,20 +10,24 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from paceline.launch.supervision.exit_policy import AFTER, After
 
+SHARED = Path(__file__).parent / "scripts"
+
 
 def environment(folder: Path) -> Environment:
-    """Return the environment of a folder's ``*.jinja``; a name that nobody gives is an error.
+    """Return the environment of ``*.jinja`` in a folder and in the shared one; an unset name is an error.
 
     Filters: ``sh`` quotes a word for a POSIX shell, ``argv`` a command.
     """
     # Scripts, no pages: a shell's quotes are what a value needs
     made = Environment(  # noqa: S701
-        loader=FileSystemLoader(folder),
+        loader=FileSystemLoader((folder, SHARED)),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
+        comment_start_string="<#",  # {# stands in ${#array[@]}
+        comment_end_string="#>",
     )
     made.filters["sh"] = _word
     made.filters["argv"] = _argv

@@ -1,17 +1,13 @@
-"""Write a job's files, and hand them to the scheduler's own command."""
+"""Write a job's files next to each other, and the secret of its ranks."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import shlex
-import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.errors import ConfigError
 from paceline.core.json_types import NO_UTF8
 from paceline.core.security.file_permissions import written_for
 from paceline.schedulers import codes
@@ -51,24 +47,3 @@ def _make_secret(path: Path) -> None:
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with open(number, "w") as file:
             file.write(secrets.token_hex(32))
-
-
-def answer_of(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Run a scheduler's command and return what it prints. Raises PacelineError if it fails."""
-    program = shutil.which(argv[0], path=environ.get("PATH"))
-    if program is None:
-        raise ConfigError(codes.SCHEDULERS_PROGRAM("command line", argv[0], name=argv[0]))
-    done = subprocess.run(
-        [program, *argv[1:]],
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode != 0:
-        reason = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}")[-600:]
-        hint = "correct what it names; nothing else was done"
-        raise PacelineError(codes.SCHEDULERS_REFUSED(shlex.join(argv), hint=hint, reason=reason))
-    return done.stdout

@@ -18,7 +18,7 @@ from paceline.checkpoint.object_store.commits import read_head
 from paceline.checkpoint.object_store.interface import ObjectStore
 from paceline.checkpoint.object_store.obstore_backend import open_store
 from paceline.checkpoint.object_store.transfer import manifest_of, stored_checkpoint, verify_stored
-from paceline.checkpoint.object_store.writer import StoreWriter, check_store, last_run
+from paceline.checkpoint.object_store.writer import StoreWriter, check_store, holder, last_run
 from paceline.checkpoint.save.retention import RetentionRule
 from paceline.config.registries.object_store_url import ObjectUrl
 from paceline.core.diagnostics import Diagnostic
@@ -26,6 +26,7 @@ from paceline.core.errors import CheckpointError
 from paceline.core.files import read_run_file
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
+from paceline.core.units import human_seconds
 
 
 def list_stored(store: ObjectStore, url: ObjectUrl) -> list[ListedCheckpoint]:
@@ -55,6 +56,20 @@ def list_stored(store: ObjectStore, url: ObjectUrl) -> list[ListedCheckpoint]:
             )
         )
     return [row for row in rows if url.step in (None, row.name)]
+
+
+def state_of(store: ObjectStore, url: ObjectUrl) -> str:
+    """Return the last commit at a URL, and the run that holds it, as lines. Raises CheckpointError."""
+    number, head = read_head(store, str(url))
+    newest = head.checkpoints[-1] if head is not None and head.checkpoints else None
+    lines = [f"held by     {holder(store) or 'no run'}"]
+    if head is None or newest is None:
+        return "\n".join([*lines, "checkpoint  none committed"])
+    age = human_seconds(max(0.0, time.time() - head.created))
+    lines += [f"checkpoint  {url}/{newest.name}, commit {head.number}, {age} ago"]
+    if head.number != number:
+        lines += [f"unreadable  commit {number}: written in part, it commits nothing"]
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)

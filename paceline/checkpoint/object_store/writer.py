@@ -63,6 +63,19 @@ def last_run(store: ObjectStore) -> str | None:
     return str(_claim_at(store, last).get("run")) if last else None
 
 
+def holder(store: ObjectStore) -> str:
+    """Return which run holds the URL, on which host, and when it was last heard of; empty if none does."""
+    last = last_object(store, CLAIMS)
+    if not last:
+        return ""
+    held, sign = _claim_at(store, last), _last_sign(store, last)
+    who = f"run {str(held.get('run', 'unknown'))[:16]} on {str(held.get('host', 'unknown'))[:80]}"
+    heard = f"last heard of {sign.isoformat(timespec='seconds')}"
+    if again(partial(store.facts, _beside(last, "ended"))) is not None:
+        return f"{who} has given it back, {heard}"
+    return f"{who}, {heard}"
+
+
 class Claim:
     """This process's claim, alive until ``end``."""
 

@@ -14,6 +14,7 @@ from paceline.config.sections.types import (
     Int,
     OptInt,
     OptMapping,
+    OptPath,
     OptText,
     Section,
     Text,
@@ -29,21 +30,28 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _CLOCK = re.compile(r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,4}):(?P<minutes>\d{2})(?::(?P<seconds>\d{2}))?")
 
 
-def to_seconds(value: Json) -> int:
-    """Convert ``90m``, ``12h``, ``2d``, ``12:00:00`` or ``1-12:00:00`` to seconds.
+def seconds_of(text: str) -> int | None:
+    """Return the seconds of ``90m``, ``12h``, ``2d``, ``12:00:00`` or ``1-12:00:00``; None for another text.
 
-    A number without a unit is refused: Slurm's are minutes, Kubernetes' seconds.
+    A number without a unit is none: Slurm's are minutes, Kubernetes' seconds.
     """
-    text = to_text(value).strip().lower()
-    if match := re.fullmatch(r"(\d{1,8})([smhd])", text):
+    if match := re.fullmatch(r"(\d{1,8})([smhd])", text.strip().lower()):
         return int(match[1]) * _UNITS[match[2]]
-    if match := _CLOCK.fullmatch(text):
+    if match := _CLOCK.fullmatch(text.strip()):
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    raise misfit("must be a time with a unit, as 90m, 12h or 1-12:00:00")
+    return None
 
 
-OptSeconds = Annotated[int | None, BeforeValidator(optional(to_seconds))]
+def to_time_limit(value: Json) -> str:
+    """Accept a time of ``seconds_of``, at least one second. Raises PydanticCustomError otherwise."""
+    text = to_text(value).strip()
+    if not seconds_of(text):
+        raise misfit("must be a time with a unit, as 90m, 12h or 1-12:00:00")
+    return text
+
+
+OptTimeLimit = Annotated[str | None, BeforeValidator(optional(to_time_limit))]
 
 
 class LaunchSection(Section):
@@ -75,7 +83,7 @@ class LaunchSection(Section):
     )
     cpus_per_node: OptInt = Field(default=None, ge=1, description="CPU cores to request on each node.")
     memory: OptText = Field(default=None, description="Host memory to request on each node: `256G`.")
-    time_limit: OptSeconds = Field(
+    time_limit: OptTimeLimit = Field(
         default=None,
         description="Time to request (`12h`, `1-12:00:00`); when empty from the plan's forecast.",
     )
@@ -119,3 +127,10 @@ class LaunchSection(Section):
         default=SkyPilotOptions(), description="What only a task of SkyPilot needs."
     )
     dstack: DstackOptions = Field(default=DstackOptions(), description="What only a task of dstack needs.")
+    # Open MPI, MPICH, Intel MPI and ssh
+    mpi: Annotated[str, Word("openmpi", "mpich", "intel")] = Field(
+        default="openmpi", description="Which MPI's command a launch writes: openmpi, mpich or intel."
+    )
+    hostfile: OptPath = Field(
+        default=None, description="ssh and MPI: file of hosts in DeepSpeed's format, `NAME slots=PROCESSES`."
+    )

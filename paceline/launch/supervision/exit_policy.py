@@ -9,12 +9,12 @@ from paceline.core.errors import ExitCode
 
 
 class After(Enum):
-    """What follows a job's end."""
+    """What follows a job's end, in the words of docs/reference/exit-codes.md."""
 
-    DONE = "finished: nothing follows"
-    FAIL = "fails at once: the same start would fail again"
-    RESUME = "starts again without counting: it stopped and can go on"
-    COUNT = "starts again, and counts against the limit"
+    DONE = "nothing"
+    FAIL = "fails: the same start would fail again"
+    RESUME = "starts again, uncounted"
+    COUNT = "starts again, counted"
 
 
 #: of a node's launcher; every other code counts, since its cause may heal

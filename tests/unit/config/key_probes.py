@@ -438,6 +438,13 @@ def on(scheduler: str) -> Callable[[Tree], Any]:
     return probe
 
 
+def mpi(tree: Tree) -> Any:
+    """MPI's command line."""
+    from paceline.schedulers.mpi import mpi_job
+
+    return mpi_job(job(tree)[0])
+
+
 def array(tree: Tree) -> Any:
     """The batch script of a sweep."""
     from paceline.schedulers.job import ArrayTask

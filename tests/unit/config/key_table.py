@@ -535,6 +535,8 @@ TABLE: dict[str, Key | Read] = {
     **under("launch.dstack", p.on("dstack"), {}, backends=["aws"], spot=True, fleets=["f"]),
     "launch.sbatch_options": Key(p.slurm, ["--mail-type=FAIL"]),
     "launch.array_limit": Key(p.array, 2),
+    "launch.mpi": Key(p.mpi, "mpich"),
+    "launch.hostfile": Key(p.mpi, "/nowhere/hosts", refused="schedulers.hostfile"),
     "launch.gpu": Key(p.gpu, "H100", {"launch.gpus_per_node": 8}),
     "launch.container": Key(p.slurm, "apptainer", PYXIS),
     "launch.image": Key(p.slurm, "other.sqsh", PYXIS),

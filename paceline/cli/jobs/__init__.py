@@ -1,0 +1,1 @@
+"""Jobs on clusters: written, submitted, asked, stopped and started again."""

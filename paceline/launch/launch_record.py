@@ -1,0 +1,148 @@
+"""``launched-by.json``: what has started a run last, and ``stop-request.json``: that it is to stop for good.
+
+Both are small files in the run's directory, so that ``paceline status``, ``stop`` and ``resume`` find the
+run's processes wherever the directory can be seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from paceline.core.errors import ConfigError
+from paceline.core.files import open_run_file, read_run_file
+from paceline.core.json_types import NO_UTF8, JsonObject, as_object, parse_json
+from paceline.core.rundir import RunDir
+from paceline.core.security.file_permissions import written_into
+from paceline.launch import codes
+from paceline.launch.processes import started_at
+
+#: Set by the files of ``paceline launch``: the scheduler's name, its job, and the folder of the files
+SCHEDULER, JOB, FILES = "PACELINE_SCHEDULER", "PACELINE_JOB", "PACELINE_JOB_FOLDER"
+LOCAL = "local"
+_LOOK_SECONDS = 1.0  # between looks at a stop request, on a disk that may be far away
+
+
+@dataclass(frozen=True)
+class LaunchedBy:
+    """What has started a run.
+
+    - ``scheduler``: its name in ``schedulers.table``; ``local`` for a process that no scheduler knows
+    - ``job``: the scheduler's own name of the job; empty for ``local``
+    - ``host``, ``pid``, ``began``: of the first node's launcher, or of rank 0 where another program launches
+    - ``folder``: the working directory; ``run``: the run's directory
+    - ``files``: the folder that ``paceline launch`` has written, if it has
+    """
+
+    scheduler: str
+    job: str
+    host: str
+    pid: int
+    began: int
+    folder: str
+    run: str
+    files: str = ""
+
+    @staticmethod
+    def here(environ: Mapping[str, str], run: RunDir) -> LaunchedBy:
+        """Return what has started this process, by its environment."""
+        scheduler, job = environ.get(SCHEDULER, ""), environ.get(JOB, "")
+        slurm = environ.get("SLURM_JOB_ID", "")
+        if slurm and scheduler in ("", "slurm"):
+            scheduler, job = "slurm", slurm
+        return LaunchedBy(
+            scheduler or LOCAL,
+            job,
+            socket.gethostname(),
+            os.getpid(),
+            started_at(os.getpid()),
+            os.getcwd(),
+            str(run.root),
+            environ.get(FILES, ""),
+        )
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its process was started on another machine."""
+        return self.host != socket.gethostname()
+
+    @property
+    def is_alive_here(self) -> bool:
+        """Whether its process lives on this machine."""
+        return self.host == socket.gethostname() and started_at(self.pid) == self.began != -1
+
+
+def write_launch(run: RunDir, launched: LaunchedBy) -> None:
+    """Record what has started the run; an earlier request to stop is over. Raises OSError."""
+    with written_into(run.root):
+        _publish(run, run.launched_by.name, asdict(launched))
+        run.stop_request.unlink(missing_ok=True)
+
+
+def read_launch(run: RunDir) -> LaunchedBy | None:
+    """Return what has started the run; None if nothing is recorded.
+
+    Raises ConfigError for a record that another user has written: it says which job and files to act on.
+    """
+    try:
+        with open_run_file(run.launched_by) as file:
+            owner = os.fstat(file.fileno()).st_uid
+        data = as_object(parse_json(read_run_file(run.launched_by).encode()))
+        launched = LaunchedBy(
+            str(data["scheduler"]),
+            str(data["job"]),
+            str(data["host"]),
+            int(str(data["pid"])),
+            int(str(data["began"])),
+            str(data["folder"]),
+            str(run.root),
+            str(data["files"]),
+        )
+    except (OSError, ValueError, KeyError):
+        return None
+    if owner not in (os.geteuid(), 0):
+        raise ConfigError(codes.LAUNCH_RECORD_OWNER(str(run.launched_by), f"user {owner}"))
+    return launched
+
+
+def request_stop(run: RunDir, job: str) -> None:
+    """Record that the run is to stop and stay stopped. ``job``: as in ``LaunchedBy``. Raises OSError."""
+    with written_into(run.root):
+        _publish(run, run.stop_request.name, {"job": job, "host": socket.gethostname(), "at": time.time()})
+
+
+class StopRequests:
+    """Whether a stop was requested since this launcher has started; looks at most once a second."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run, self._before, self._looked = run, _identity(run), time.monotonic()
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return False
+        self._looked = now
+        return _identity(self._run) not in (None, self._before)
+
+
+def _identity(run: RunDir) -> tuple[int, int] | None:
+    with suppress(OSError):
+        info = run.stop_request.stat()
+        return info.st_ino, info.st_mtime_ns
+    return None
+
+
+def _publish(run: RunDir, name: str, data: JsonObject) -> None:
+    path = run.root / name
+    staged = path.with_name(f".{name}.{os.getpid()}")
+    try:
+        staged.write_bytes((json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode("utf-8", NO_UTF8))
+        staged.replace(path)
+    except OSError:
+        staged.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,72 @@
+"""Jobs that run: asked, stopped and started again through their scheduler."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.plugins.tables import load_attr
+from paceline.launch.launch_record import LaunchedBy
+from paceline.schedulers import codes
+
+
+class JobControl(Protocol):
+    """What a scheduler can be asked about a job that it runs. ``environ``: of its commands.
+
+    Each raises ConfigError or PacelineError if its command is not there or fails.
+    """
+
+    def state(self, launched: LaunchedBy, environ: Mapping[str, str]) -> str:
+        """Return the job's state in a line of words."""
+        ...
+
+    def stop(self, launched: LaunchedBy, environ: Mapping[str, str]) -> str:
+        """Make the job save and end, and not start again; return what was done."""
+        ...
+
+    def resume(self, launched: LaunchedBy, environ: Mapping[str, str]) -> tuple[str, ...]:
+        """Return argv that goes on with a job that has ended. Raises ConfigError while it runs."""
+        ...
+
+
+#: scheduler → its ``JobControl``
+CONTROLS: Mapping[str, str] = {
+    "slurm": "paceline.schedulers.slurm.control:CONTROL",
+    "local": "paceline.schedulers.local:CONTROL",
+    "mpi": "paceline.schedulers.local:CONTROL",
+    "ssh": "paceline.schedulers.local:CONTROL",
+}
+
+
+def control_of(launched: LaunchedBy) -> JobControl:
+    """Return the control of a run's scheduler. Raises ConfigError for a scheduler that is not known."""
+    if launched.scheduler not in CONTROLS:
+        hint = f"one of: {', '.join(CONTROLS)}; use the scheduler's own commands"
+        raise ConfigError(codes.SCHEDULERS_UNKNOWN("launched-by.json", launched.scheduler, hint=hint))
+    control: JobControl = load_attr(CONTROLS[launched.scheduler])
+    return control
+
+
+def answer_of(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Run a scheduler's command and return what it prints. Raises PacelineError if it fails."""
+    program = shutil.which(argv[0], path=environ.get("PATH"))
+    if program is None:
+        raise ConfigError(codes.SCHEDULERS_PROGRAM("command line", argv[0], name=argv[0]))
+    done = subprocess.run(
+        [program, *argv[1:]],
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode != 0:
+        reason = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}")[-600:]
+        hint = "correct what it names; nothing else was done"
+        raise PacelineError(codes.SCHEDULERS_REFUSED(shlex.join(argv), hint=hint, reason=reason))
+    return done.stdout
