@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import slurm_cluster
-from cluster_jobs import job, random_value
+from rendered_jobs import job, random_value
 from support import Run, run_process, write_yaml
 
 from paceline.core.rundir import RunDir

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_jobs import job, random_value
+from rendered_jobs import job, random_value
 
 from paceline.core.errors import ConfigError
 from paceline.schedulers.hosts import read_hosts

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from cluster_jobs import job, random_value
+from rendered_jobs import job, random_value
 
 from paceline.core.errors import ConfigError, ExitCode
 from paceline.launch.supervision.exit_policy import AFTER, After
