@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
 from paceline.launch import launch_record
-from paceline.schedulers import codes
 from paceline.launch.supervision.exit_policy import After
+from paceline.schedulers import codes
 from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering
 from paceline.schedulers.templates import SHARED, codes_after, environment
 

@@ -93,7 +93,7 @@ def test_ssh_hands_every_value_on_as_it_was_written(tmp_path: Path, shell: str) 
         (call,) = calls(tmp_path, rank)
         assert {name: call["env"][name] for name in env} == env
         meeting = ["--node-rank", str(rank), "--master-addr", "node-a", "--master-port", "29500"]
-        processes = ["--nnodes", "2", "--nproc", "1", "--resume", "auto"]
+        processes = ["launch.max_restarts=0", "--nnodes", "2", "--nproc", "1", "--resume", "auto"]
         assert call["argv"] == ["train", str(tmp_path / "c.yaml"), *settings, *processes, *meeting]
     assert not Path("/tmp/hit").exists()
 

@@ -106,7 +106,7 @@ def test_every_value_reaches_the_ranks_as_it_was_written(tmp_path: Path) -> None
     assert {name: done.env[name] for name in env} == env
     start = done.argv.index("paceline")
     assert done.argv[start:] == [
-        *("paceline", "train", str(tmp_path / "c.yaml"), *settings),
+        *("paceline", "train", str(tmp_path / "c.yaml"), *settings, "launch.max_restarts=0"),
         *("--nnodes", "2", "--nproc", "1", "--resume", "auto", "--master-port", str(29500 + 77)),
     ]
     assert not Path("/tmp/hit").exists()
