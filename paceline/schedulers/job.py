@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from paceline.config.sections.launch import LaunchSection
+from paceline.config.sections.launch import LaunchSection, seconds_of
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ class ClusterJob:
         processes = ("--nnodes", str(self.nodes), "--nproc", str(self.nproc), "--resume", "auto")
         counted = "launch.max_restarts=0"  # the job starts again, and counts
         return (*self.program, "train", config or str(self.config), *self.overrides, counted, *processes)
+
+    @property
+    def fixed_time_limit(self) -> int | None:
+        """Seconds that the config itself sets, where a prediction must not end the job."""
+        return seconds_of(self.site.time_limit) if self.site.time_limit else None
 
     @property
     def max_restarts(self) -> int:

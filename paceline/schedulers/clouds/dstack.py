@@ -57,8 +57,8 @@ def dstack_job(job: ClusterJob) -> Rendering:
         "stop_duration": job.site.save_seconds + _LEAVE_SECONDS,
         "spot_policy": "spot" if options.spot else "on-demand",
     }
-    if job.site.time_limit:
-        task["max_duration"] = job.site.time_limit
+    if job.fixed_time_limit:
+        task["max_duration"] = job.fixed_time_limit
     if options.backends:
         task["backends"] = list(options.backends)
     if options.fleets:

@@ -47,5 +47,5 @@ def _trainers(job: ClusterJob, texts: Mapping[str, str], rank_env: Sequence[Json
 def indexed(job: ClusterJob) -> JsonObject:
     """Return the keys of a Job whose pods have numbers and run at the same time."""
     pods: JsonObject = {"completionMode": "Indexed", "completions": job.nodes, "parallelism": job.nodes}
-    limit: JsonObject = {"activeDeadlineSeconds": job.site.time_limit} if job.site.time_limit else {}
+    limit: JsonObject = {"activeDeadlineSeconds": job.fixed_time_limit} if job.fixed_time_limit else {}
     return {**pods, **limit, "podFailurePolicy": pod_failure_policy(NODE)}

@@ -146,8 +146,8 @@ def pytorch_job(job: ClusterJob, texts: Texts) -> list[JsonObject]:
     port: JsonObject = {"containerPort": job.port, "name": _PYTORCH_PORT}
     pod = launcher_pod(job, texts, _PYTORCH, before=before, ports=[port])
     policy: JsonObject = {"cleanPodPolicy": "Running", "backoffLimit": job.max_restarts}
-    if job.site.time_limit:
-        policy["activeDeadlineSeconds"] = job.site.time_limit
+    if job.fixed_time_limit:
+        policy["activeDeadlineSeconds"] = job.fixed_time_limit
     replicas: JsonObject = {"Master": _replicas(1, pod)}
     if job.nodes > 1:
         replicas["Worker"] = _replicas(job.nodes - 1, pod)
