@@ -89,6 +89,14 @@ def stub(folder: Path, name: str, version: str) -> Fault:
     return Fault(environ={"PYTHONPATH": str(info.parent)})
 
 
+def shadowed(folder: Path, name: str) -> Fault:
+    """A package of the user that hides the installed one."""
+    package = folder / "shadow" / name
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text("__version__ = '1.2.3'\n")
+    return Fault(environ={"PYTHONPATH": str(package.parent)})
+
+
 def other_checkout(folder: Path) -> Fault:
     root = folder / "checkout"
     if not root.exists():
@@ -208,6 +216,17 @@ ON_NODE: dict[str, tuple[Make, int, str, str]] = {
         "node.interface",
         "GLOO_SOCKET_IFNAME=eth0",
     ),
+    "an interface of another network": (
+        lambda job: Fault(
+            "ip link add dummy0 type bridge; ip addr add 10.99.0.1/24 dev dummy0; ip link set dummy0 up",
+            environ={"GLOO_SOCKET_IFNAME": "dummy0"},
+        ),
+        *(2, "node.network", "same network"),
+    ),
+    "another file of a package": (
+        lambda job: shadowed(job.folder, "transformers"),
+        *(1, "node.version", "same version"),
+    ),
     "loopback as interface": (
         lambda job: Fault(environ={"NCCL_SOCKET_IFNAME": "lo"}),
         2,
@@ -222,6 +241,7 @@ ALSO = {
     "no data": ("data.missing",),
     "a full disk": ("node.not_shared", "save.disk"),
     "no files left": ("node.not_shared",),
+    "an interface of another network": ("runtime.first_reduce", "runtime.rendezvous", "node.ranks"),
 }
 
 

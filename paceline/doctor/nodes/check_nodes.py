@@ -41,7 +41,7 @@ from paceline.doctor.nodes.messages import (
     Trials,
     received,
 )
-from paceline.doctor.nodes.network import address_towards
+from paceline.doctor.nodes.network import address_towards, listen_at, resolved
 from paceline.doctor.nodes.node import RANKS_SECONDS, NodeServer
 from paceline.doctor.nodes.partners import LARGEST, PartnerListener
 from paceline.doctor.nodes.wire import NotOurs
@@ -53,7 +53,7 @@ _SLACK_SECONDS = 30.0  # node 0 may have begun later
 _CLOCK_SECONDS, _CLOCK_TRIES = 10.0, 5
 _FACTS_SECONDS = 120.0  # hashes of large files, a plan, a disk that hangs
 _STEP_SECONDS = 40.0  # a look, some connections, or one transfer
-_RETRIED = 8  # slow links that are tried again, one after the other
+_RETRIED, _AGAIN = 8, 2  # slow links that are tried again, one after the other
 _LINES = 32  # nodes in the report
 
 
@@ -107,8 +107,8 @@ def _places(job: NodeJob, secret: bytes) -> tuple[socket.socket | None, Hello, P
     try:
         address = address_towards(host)
         if cluster.node_rank == 0:
-            address = socket.gethostbyname(host)
-            server = socket.create_server((address, port))
+            address = resolved(host)[1]
+            server = listen_at(address, port)
     except OSError as error:
         shown = f"{host}:{port}: {error.strerror or error}"
         raise ConfigError(codes.NODE_MASTER("--master-addr", shown, node=cluster.node_rank)) from error
@@ -263,7 +263,7 @@ class _Check:
         for shift in shifts:
             ring = partners_of([*self.meeting.hellos], shift)
             transfers |= self._transfers([(a, b) for a, b in ring.items() if (a, b) in open_links])
-        for link in suspects(transfers)[:_RETRIED]:
+        for link in [link for link in suspects(transfers)[:_RETRIED] for _ in range(_AGAIN)]:
             again = self._transfers([link])
             transfers |= {
                 key: max(transfers[key], value, key=lambda t: t.speed) for key, value in again.items()

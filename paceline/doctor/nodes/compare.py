@@ -14,7 +14,10 @@ from paceline.launch.network import is_loopback
 NAMED = 8  # nodes in a finding
 _ABSENT = "none"
 #: Ranks of other versions of these hang, crash or compute something else; others may differ unseen.
-_MUST_AGREE = ("paceline", "paceline's files", "torch", "CUDA of torch", "NCCL", "transformers")
+_MUST_AGREE = (
+    *("paceline", "paceline's files", "torch", "file of torch", "CUDA of torch", "NCCL"),
+    *("transformers", "file of transformers"),
+)
 CLOCK_SECONDS, CLOCK_ERROR_SECONDS = 2.0, 60.0
 
 
@@ -125,15 +128,17 @@ class NodeComparison:
         networks = Counter(facts.network.get("network") for facts in self._facts.values())
         together = max(networks.values(), default=0) > 1
         for difference in self._each(lambda facts: facts.network):
-            if difference.name == "interface" or (difference.name == "network" and not together):
+            if difference.name == "interface" or (difference.name.startswith("network") and not together):
                 continue
             yield codes.NODE_NETWORK(
                 self.where(difference.ranks), self._shown(difference), name=difference.name
             )
+        by_name: dict[str, list[int]] = {}
         for rank, facts in self._facts.items():
-            local = [address for address in facts.own_name if is_loopback(address)]
-            if local and len(local) == len(facts.own_name) and facts.network.get("interface") != "lo":
-                yield codes.NODE_NAME_LOOPBACK(self.where([rank]), f"{', '.join(local)} (/etc/hosts)")
+            if facts.own_name and all(map(is_loopback, facts.own_name)) and not is_loopback(facts.address):
+                by_name.setdefault(", ".join(facts.own_name), []).append(rank)
+        for addresses, ranks in by_name.items():
+            yield codes.NODE_NAME_LOOPBACK(self.where(ranks), f"{addresses} (/etc/hosts)")
 
     def _own(self) -> Iterator[Diagnostic]:
         """Findings about one node alone; the same of several nodes become one."""

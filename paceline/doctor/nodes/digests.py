@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,14 @@ def digest_of(file: Path, size: int) -> str:
                 stream.seek((size - _SAMPLE) * number // (_SAMPLES - 1))
                 hashed.update(stream.read(_SAMPLE))
     return hashed.hexdigest()[:16]
+
+
+def source_digest(package: str) -> str:
+    """Return a hash of the file that ``import package`` reads first; ``none`` without one."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        return "none"
+    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:12]
 
 
 def package_digest() -> str:

@@ -21,7 +21,7 @@ from paceline.core.security.secrets import without_secrets
 from paceline.core.units import human_bytes
 from paceline.doctor.inspect import Inspection, inspect
 from paceline.doctor.nodes.cards import card_facts, card_findings
-from paceline.doctor.nodes.digests import named_files, package_digest
+from paceline.doctor.nodes.digests import named_files, package_digest, source_digest
 from paceline.doctor.nodes.limits import (
     environment_facts,
     limit_findings,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from paceline.plan.plan import Plan
 
 _SHOWN = 80  # characters of a config's value
+_IMPORTED = ("torch", "transformers")  # a folder on PYTHONPATH goes before what pip has installed
 _NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 #: Findings of a start that the check makes by itself.
 _OWN = (
@@ -116,7 +117,7 @@ def node_facts(job: NodeJob, address: str) -> NodeFacts:
     """Look at this node. ``address``: its own, on the way to node 0."""
     plan, found_by_plan = plan_of(job)
     seen = inspect(job.environ)
-    route = interface_facts(address)
+    route = interface_facts(address, job.environ)
     redactor = Redactor.of(job.environ)
     kept = [d for d in found_by_plan if d.code not in _OWN]
     findings = [
@@ -137,6 +138,7 @@ def node_facts(job: NodeJob, address: str) -> NodeFacts:
         network=route,
         cards=card_facts(names),
         own_name=addresses_of(socket.gethostname())[0],
+        address=address,
         device=plan.device if plan is not None else "cpu",
         ranks=plan.ranks_per_node if plan is not None else job.cluster.nproc,
         line=_line(seen, route, address),
@@ -164,7 +166,8 @@ def _versions(seen: Inspection) -> dict[str, str]:
         "driver": driver_version() or "none",
         "kernel": os.uname().release,
     }
-    return {**named, **seen.packages}
+    hashes = {f"file of {name}": source_digest(name) for name in _IMPORTED}
+    return {**named, **seen.packages, **hashes}
 
 
 def _installed(package: str) -> str:

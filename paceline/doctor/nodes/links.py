@@ -19,6 +19,7 @@ from paceline.launch.network import is_loopback
 
 SLOW_SHARE = 1 / 4  # of the speed in the middle
 SLOW_BYTES = 10e6  # a second: no two nodes train over less
+QUICK_BYTES = 400e6  # what a busy processor may send over one connection, over a link in order
 Link = tuple[int, int]  # from, to
 Where = Callable[[Sequence[int]], str]
 
@@ -96,7 +97,7 @@ def name_findings(
 def suspects(transfers: Mapping[Link, SentBytes]) -> list[Link]:
     """Return the links that are much slower than the one in the middle, or slow in any case."""
     speeds = [transfer.speed for transfer in transfers.values()]
-    least = max(SLOW_BYTES, SLOW_SHARE * statistics.median(speeds)) if speeds else 0.0
+    least = max(SLOW_BYTES, min(QUICK_BYTES, SLOW_SHARE * statistics.median(speeds))) if speeds else 0.0
     return [link for link, transfer in transfers.items() if transfer.error or transfer.speed < least]
 
 

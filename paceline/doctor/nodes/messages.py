@@ -165,7 +165,7 @@ class NodeFacts:
     - ``files``: those that the config names
     - ``network``: interface, its network, MTU and speed, by name
     - ``cards``: number and names; ``topology``: how they are joined
-    - ``own_name``: the addresses of the own host name here
+    - ``own_name``: the addresses of the own host name here; ``address``: the one towards node 0
     - ``device``, ``ranks``: what the plan starts here
     - ``line``: the node in a line; ``findings``: those about this node alone
     """
@@ -177,6 +177,7 @@ class NodeFacts:
     network: Mapping[str, str] = field(default_factory=dict)
     cards: Mapping[str, str] = field(default_factory=dict)
     own_name: tuple[str, ...] = ()
+    address: str = ""
     device: str = "cpu"
     ranks: int = 1
     line: str = ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from paceline.doctor.nodes.messages import Hello, SentBytes, Trial, received
+from paceline.doctor.nodes.network import listen_at
 from paceline.doctor.nodes.wire import NotOurs, Wire, greet, welcome
 from paceline.plan.plan_json import to_json
 
@@ -20,9 +21,9 @@ CONNECT_SECONDS = 5.0
 TRANSFER_SECONDS = 5.0
 _RESOLVE_SECONDS = 5.0
 _ROUND_TRIPS = 5
-#: A transfer goes on with the next size where the last took less than this.
-_SIZES, _QUICK_SECONDS = (64 << 10, 4 << 20, 32 << 20), 0.1
-LARGEST = max(_SIZES)
+#: Bytes of the first of some tries. The next is this much larger where it will then take about a while.
+_FIRST_BYTES, _TRIES, _GROWTH, _AIM_SECONDS = 64 << 10, 6, 16, 0.2
+LARGEST = 32 << 20
 _BLOCK = bytes(range(256)) * 1024
 _AT_ONCE = 16  # connections of partners
 
@@ -48,7 +49,7 @@ class PartnerListener:
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
-        self._server = socket.create_server((address, 0))
+        self._server = listen_at(address, 0)
         self._server.settimeout(0.2)
         self._secret, self._closed = secret, threading.Event()
         self._free = threading.BoundedSemaphore(_AT_ONCE)
@@ -113,17 +114,21 @@ def try_partner(partner: Hello, mine: Hello, secret: bytes) -> Trial:
 
 
 def send_to(partner: Hello, mine: Hello, secret: bytes, most: int) -> SentBytes:
-    """Send bytes to a partner, more each time while it is quick, at most ``most``; return the best speed."""
-    best, total, error = 0.0, 0, ""
+    """Send bytes to a partner some times, more where they are quick; return the best speed.
+
+    A pause of a busy machine makes one of them slow, and not all.
+    """
+    best, total, error, size = 0.0, 0, "", _FIRST_BYTES
     try:
         with closing(_connected(partner, mine, secret)) as wire:
-            for size in (size for size in _SIZES if size <= most):
+            for _ in range(_TRIES):
                 arrived, seconds = _request(wire, size)
                 total, best = total + arrived, max(best, arrived / seconds)
                 if arrived < size:
                     error = f"{arrived} of {size} bytes arrived within {TRANSFER_SECONDS:.0f} s"
-                if error or seconds > _QUICK_SECONDS:
                     break
+                if best * _AIM_SECONDS > _GROWTH * size:
+                    size = min(_GROWTH * size, most)
     except OSError as refused:
         error = _reason(refused)
     return SentBytes(partner.rank, best, total, error)
