@@ -60,6 +60,10 @@ class RunDir:
         """The last collectives of a rank that ended in a time-out, from torch's flight recorder."""
         return self.events_dir / f"flight_{rank}.json"
 
+    def stacks(self, rank: int) -> Path:
+        """Where each thread of a rank was when the ranks waited for too long."""
+        return self.events_dir / f"stacks_{rank}.txt"
+
     def heartbeat(self, rank: int) -> Path:
         return self.events_dir / f"rank-{rank:05d}.heartbeat"
 

@@ -14,6 +14,7 @@ from support import worker_environment
 from test_train import end, events_of, start, steps_of
 
 from paceline.core.errors import ExitCode
+from paceline.core.rundir import RunDir
 from paceline.runlog.events import Error, Eval
 
 pytestmark = [pytest.mark.integration]
@@ -88,8 +89,15 @@ def test_a_rank_that_sleeps_is_named_within_its_limit(
         [error] = [e for e in events_of(tmp_path / "run", rank) if isinstance(e, Error)]
         assert (error.diagnostic.code, error.diagnostic.where) == ("runtime.rank_late", "rank 1")
         assert "rank 0 waits in gloo:" in error.diagnostic.found
-    result = json.loads((tmp_path / "run/result.json").read_text())
+    run = RunDir.at(tmp_path / "run")
+    result = json.loads(run.result_json.read_text())
     found = result["diagnostics"][0]["evidence"]
+    # The line at which it sleeps, and the stacks of both, without anybody's asking
+    line = next(n for n, text in enumerate(SLEEPING.splitlines(), 1) if "time.sleep" in text)
+    assert found["place"].startswith("late (") and found["place"].endswith(f"/sleeping.py:{line})")
+    assert found["place"] in done.err
+    assert f'sleeping.py", line {line} in late' in run.stacks(1).read_text()
+    assert "Thread" in run.stacks(0).read_text()
     assert found["late_ranks"] == [1] and (found["key"], found["limit_seconds"]) == (key, limit)
 
 

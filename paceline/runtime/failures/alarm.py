@@ -34,6 +34,7 @@ from paceline.runtime.failures.last_heard import (
     store_silent,
 )
 from paceline.runtime.failures.liveness_socket import LivenessSocket, own_address
+from paceline.runtime.failures.main_thread import place
 from paceline.runtime.failures.stragglers import StragglerMonitor
 from paceline.runtime.process_group.refusal import failure_message, parsed_failure
 from paceline.runtime.process_group.rendezvous import alive_key, connect_store
@@ -273,7 +274,7 @@ class Alarm:
                 if time.monotonic() >= next_beat:
                     beats, next_beat = beats + 1, time.monotonic() + BEAT_SECONDS
                     beat = HeartbeatRecord(
-                        beats, *self._doing(), self._lost_share, waits=self._lateness.waits
+                        beats, *self._doing(), self._lost_share, waits=self._lateness.waits, place=place()
                     )
                     self._store.set(mine, beat.text())
                     self._answered = time.monotonic()

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan.timeouts import DEFAULT_SECONDS, START, STEP, Limit, WaitLimits
+from paceline.runlog.redact import printable
 from paceline.runtime import codes
 from paceline.runtime.rank_env import RankEnv
 
@@ -30,6 +31,7 @@ class HeartbeatRecord:
     - ``lost``: fraction of recent time for which the process did not run
     - ``done``: it was the last one
     - ``waits``: for how many seconds the rank has waited in a collective, 0 if it is in none
+    - ``place``: the line of its own code at which it is
     """
 
     count: int
@@ -38,9 +40,15 @@ class HeartbeatRecord:
     lost: float = 0.0
     done: bool = False
     waits: float = 0.0
+    place: str = ""
 
     def text(self) -> str:
         return json.dumps(asdict(self))
+
+    def describe(self, rank: int) -> str:
+        """Return ``rank 3 was last at step 12 (train), in score (my_rewards.py:12)``."""
+        where = f", in {self.place}" if self.place else ""
+        return f"rank {rank} was last at step {self.step} ({self.phase}){where}"
 
     @staticmethod
     def of(text: str | None) -> HeartbeatRecord | None:
@@ -54,6 +62,7 @@ class HeartbeatRecord:
                 float(data["lost"]),
                 bool(data["done"]),
                 float(data["waits"]),
+                printable(str(data["place"])[:200]),
             )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
@@ -152,11 +161,7 @@ class LastHeardMonitor:
     def last_seen(self, rank: int) -> str:
         """Return ``rank 3 was last at step 12 (train)``, and further evidence about it."""
         beat = self._beats.get(rank)
-        seen = (
-            f"rank {rank} was last at step {beat.step} ({beat.phase})"
-            if beat
-            else f"rank {rank} has never shown a sign of life"
-        )
+        seen = beat.describe(rank) if beat else f"rank {rank} has never shown a sign of life"
         return "; ".join(filter(None, (seen, self._sign(rank))))
 
     def heard_since(self, rank: int, moment: float) -> bool:
@@ -253,6 +258,7 @@ def rank_late(
         "rank": ranks[0],
         "late_ranks": list(ranks),
         "phase": beat.phase,
+        "place": beat.place,
         "limit_seconds": limit.seconds,
         "key": limit.key,
     }
@@ -260,7 +266,7 @@ def rank_late(
         what,
         f"rank {shown}",
         "; ".join([*seen, waits]),
-        "see that rank's log, and its stacks there after kill -USR1 PID; if it only needs longer, raise"
+        "see that rank's log, and its stacks in events/stacks_RANK.txt; if it only needs longer, raise"
         f" {limit.key} (now {limit.seconds:g} s)",
         evidence=evidence,
     )

@@ -57,10 +57,7 @@ class StragglerMonitor:
         waits = wait.describe()
         if late:
             first = beats[late[0]]
-            seen = [
-                f"rank {rank} was last at step {beats[rank].step} ({beats[rank].phase})"
-                for rank in late[:_SHOWN]
-            ]
+            seen = [beats[rank].describe(rank) for rank in late[:_SHOWN]]
             return rank_late(
                 late, first, self._limits.in_phase(first.phase), seen, f"rank {self._rank} waits in {waits}"
             )

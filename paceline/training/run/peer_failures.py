@@ -12,8 +12,10 @@ from paceline.core.diagnostics import Diagnostic, print_diagnostics
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.launch.supervision.worker_channel import PeerExit
 from paceline.runlog import events
+from paceline.runtime import codes as runtime_codes
 from paceline.runtime.failures.alarm import Alarm
 from paceline.runtime.failures.heartbeat import Signs
+from paceline.runtime.failures.main_thread import write_stacks
 from paceline.runtime.failures.root_cause import is_cascade, is_timeout
 from paceline.runtime.failures.stragglers import write_flight
 from paceline.runtime.process_group.world import World
@@ -22,6 +24,14 @@ from paceline.training.errors import diagnose, exit_code_of, memory_used, out_of
 from paceline.training.run.record import RunRecord
 
 ECHO_SECONDS = 1.0  # how long a rank that cannot join the world waits for the launcher's reason
+_WAITS = tuple(
+    code.name
+    for code in (
+        runtime_codes.RUNTIME_RANK_LATE,
+        runtime_codes.RUNTIME_COLLECTIVE_STUCK,
+        runtime_codes.RUNTIME_RANK_SILENT,
+    )
+)  # findings of ranks that wait
 ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the failed one's error
 
 
@@ -76,7 +86,7 @@ class FailureReporter:
         echo = world.world_size > 1 and is_cascade(error)
         if echo:
             if is_timeout(error):
-                write_flight(run.run_dir.flight(world.rank))
+                self._write_waits()
             # the launcher may also end this process meanwhile
             alarm.await_root_cause(ROOT_CAUSE_SECONDS, timed_out=is_timeout(error))
         elif run.trainer is not None and run.trainer.saves is not None:
@@ -123,11 +133,18 @@ class FailureReporter:
         print(f"rank {rank} failed:\n{finding.render()}", file=sys.stderr, flush=True)
         if run.observers is not None:
             self._write_down(rank, finding, code)
+        if code == ExitCode.PEER_SILENT or finding.code in _WAITS:
+            self._write_waits()
         if code == ExitCode.PEER_SILENT:
-            write_flight(run.run_dir.flight(run.env.rank))
             run.line.failed(code, finding)
         else:
             run.line.ended(code)
+
+    def _write_waits(self) -> None:
+        """Write this rank's last collectives, and where its threads are."""
+        run = self._run
+        write_flight(run.run_dir.flight(run.env.rank))
+        write_stacks(run.run_dir.stacks(run.env.rank))
 
     def peer_died(self, word: PeerExit) -> None:
         """Log the launcher's report of a killed rank, then exit. Called by the line's thread.
