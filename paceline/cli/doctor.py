@@ -1,4 +1,4 @@
-"""``paceline doctor``: this machine, the nodes of a config's job, or a run that ended in a time-out."""
+"""``paceline doctor``: this machine, the nodes of a config's job, a run, or logs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from paceline.doctor.logs.report import FailureReport
 
 _SUBJECT = (
-    "A YAML file: this node is checked for its job, with --nnodes together with the others. A run that ended"
-    " in a time-out: its ranks' last collectives are compared."
+    "A YAML file: this node is checked for its job, with --nnodes together with the others. A run directory:"
+    " what ended the run."
 )
 
 
@@ -50,8 +50,8 @@ def doctor(
     """Check this machine, or all nodes of a job before it runs, and report problems and how to fix them.
 
     With CONFIG run the same command on every node, each with its --node-rank (srun and mpirun give it). All
-    print the same report. Exit code: 0 if a training can run, 1 if a problem prevents it, 2 for wrong
-    arguments.
+    print the same report. Exit code: 0 if a training can run or a run is sound, 1 for a problem or a failure,
+    2 for wrong arguments.
     """
     if logs:
         files = [subject] if subject is not None else []

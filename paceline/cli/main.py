@@ -27,7 +27,7 @@ VERBS = {
     "train": "train from one YAML: paceline train config.yaml training.learning_rate=1e-4 --nproc 2",
     "prepare": "tokenise and store the data ahead of training",
     "plan": "show what a training run would do here, and why, without starting it",
-    "doctor": "check this machine: devices, driver, memory, compiler, packages, and how to fix what is wrong",
+    "doctor": "check this machine, the nodes of a job before it runs, or what ended a run; with remedies",
     "config": "config show CONFIG: every value and where it is set; config import: another system's config",
     "migrate": "translate a folder of LLaMA-Factory, axolotl, TRL, ms-swift or Transformers, file by file",
     "data": "data show CONFIG: rows as the model gets them, or the totals of the data, also as a picture",

@@ -94,6 +94,7 @@ def test_a_node_that_does_not_come_is_named_in_time(job: Job) -> None:
     assert alone.code == 1 and alone.codes() == ["node.master_loopback"]
 
 
+@pytest.mark.full
 def test_srun_gives_the_numbers_and_one_task_of_a_node_checks_it(job: Job) -> None:
     """Two nodes of two tasks, as srun starts them; the second task of each leaves the check to the first."""
 
