@@ -23,7 +23,7 @@ from paceline.plan.hardware.device_catalogue import AcceleratorCluster, card_nam
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.schedulers import codes
-from paceline.schedulers.job import ArrayTask, ClusterJob
+from paceline.schedulers.job import ArrayTask, ClusterJob, ServedModel
 from paceline.schedulers.table import SHARES_DISK
 
 if TYPE_CHECKING:
@@ -102,7 +102,15 @@ def job_of(config: Config, request: JobRequest, gpus: int, predicted: int | None
         tasks=request.tasks,
         checkpoint_url=config.training.checkpoint_url,
         upload_timeout=config.training.upload_timeout,
+        served=_served(config),
     )
+
+
+def _served(config: Config) -> ServedModel | None:
+    model = config.model
+    if config.training.rollout is None or not model.name_or_path or model.config is not None:
+        return None
+    return ServedModel(str(model.name_or_path), config.data.max_length, model.tokenizer, model.revision)
 
 
 def gpus_per_node(config: Config, environ: Mapping[str, str]) -> int | None:

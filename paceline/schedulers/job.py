@@ -20,6 +20,16 @@ class ArrayTask:
 
 
 @dataclass(frozen=True)
+class ServedModel:
+    """The model of a generation server, by the config's names."""
+
+    name: str
+    max_length: int
+    tokenizer: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
 class ClusterJob:
     """What a scheduler is asked to run.
 
@@ -33,6 +43,7 @@ class ClusterJob:
     - ``env``: variables of the ranks; ``secrets``: variable → where its value is. A value is in no file
     - ``tasks``: the runs of a sweep; else empty
     - ``checkpoint_url``, ``upload_timeout``: as in the config
+    - ``served``: what generation servers of the job would load; None where the run has no rollouts
     """
 
     name: str
@@ -53,6 +64,7 @@ class ClusterJob:
     tasks: tuple[ArrayTask, ...] = ()
     checkpoint_url: str | None = None
     upload_timeout: float | None = None
+    served: ServedModel | None = None
 
     def command(self, config: str | None = None) -> tuple[str, ...]:
         """Return argv of one node's launcher, without its rank and address; it resumes by itself.

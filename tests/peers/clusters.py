@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "unit" / "schedulers"))
 
-from cluster_jobs import KUBERNETES, SITE, job_in, rendered  # noqa: E402
+from remote_jobs import KUBERNETES, SITE, job_in, rendered  # noqa: E402
 
 from paceline.schedulers.job import Rendering  # noqa: E402
 

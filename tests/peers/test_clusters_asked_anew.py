@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import clusters
 from ask import ask
-from cluster_jobs import KUBERNETES, job_in, rendered, texts
+from remote_jobs import KUBERNETES, job_in, rendered, texts
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(7200)]
 HOSTILE = texts(200)

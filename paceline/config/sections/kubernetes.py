@@ -6,7 +6,17 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from paceline.config.sections.types import OneOf, OptMapping, OptText, Section, Text, Texts, Word, optional
+from paceline.config.sections.types import (
+    Int,
+    OneOf,
+    OptMapping,
+    OptText,
+    Section,
+    Text,
+    Texts,
+    Word,
+    optional,
+)
 
 #: a taint's effects: as they are read, and as Kubernetes spells them
 EFFECTS = {word.lower(): word for word in ("NoSchedule", "PreferNoSchedule", "NoExecute")}
@@ -22,6 +32,17 @@ class Toleration(Section):
     value: OptText = Field(default=None, description="With equal, the taint's value.")
     effect: Annotated[str | None, BeforeValidator(optional(OneOf(tuple(EFFECTS))))] = Field(
         default=None, description="NoSchedule, PreferNoSchedule or NoExecute; all of them when empty."
+    )
+
+
+class ServerGang(Section):
+    """Generation servers (vLLM's) in pods of their own, which the trainers' rollouts ask."""
+
+    image: Text = Field(description="With launch.kubernetes.servers, the servers' image: one with vLLM.")
+    count: Int = Field(default=1, ge=1, description="Servers, a pod each.")
+    gpus: Int = Field(default=1, ge=0, description="Accelerators of each server.")
+    arguments: Texts = Field(
+        default=(), description="Further arguments of vLLM's server: `[--enable-lora, --max-lora-rank, 16]`."
     )
 
 
@@ -50,4 +71,11 @@ class KubernetesOptions(Section):
     )
     shm_size: OptText = Field(
         default=None, description="Limit of /dev/shm, a part of the pod's memory: `64Gi`; none when empty."
+    )
+    servers: ServerGang | None = Field(
+        default=None,
+        description=(
+            "Generation servers for training.rollout, a second gang of a trainjob or jobset:"
+            " `{image: vllm/vllm-openai:v0.32.0, count: 2}`."
+        ),
     )

@@ -20,6 +20,7 @@ _QUALIFIED = re.compile(
 _QUANTITY = re.compile(r"[0-9]{1,15}(\.[0-9]{1,3})?(m|k|[MGTPE]|[KMGTPE]i)?")
 _SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _HERE = "launch.kubernetes"
+GANG_KINDS = ("trainjob", "jobset")
 
 
 def check(job: ClusterJob) -> None:
@@ -30,7 +31,7 @@ def check(job: ClusterJob) -> None:
 
 
 def _missing(job: ClusterJob) -> Iterator[Diagnostic]:
-    site = job.site
+    site, options = job.site, job.site.kubernetes
     if not site.image:
         yield _refused(
             "launch.image", "not given", "a pod runs an image", "launch.image: an image with paceline"
@@ -41,6 +42,14 @@ def _missing(job: ClusterJob) -> Iterator[Diagnostic]:
     if job.tasks:
         reason = "arrays of runs are Slurm's"
         yield _refused("sweep", f"{len(job.tasks)} runs", reason, "launch each run by itself")
+    if options.servers is not None:
+        if options.kind not in GANG_KINDS:
+            reason = "servers are a second gang, which a trainjob or a jobset has"
+            yield _refused(f"{_HERE}.kind", options.kind, reason, f"{_HERE}.kind: trainjob")
+        if job.served is None:
+            reason = "there are no rollouts of a model that servers could load"
+            hint = "training.rollout, and model.name_or_path that the servers find too"
+            yield _refused(f"{_HERE}.servers", "given", reason, hint)
     if not job.checkpoint_url and run_folder(job) != job.run:
         yield codes.SCHEDULERS_LOST("training.checkpoint_url", f"not given; the run's directory is {job.run}")
 

@@ -57,7 +57,8 @@ def job_name(job: ClusterJob) -> str:
 
 def store_secret(job: ClusterJob) -> str:
     """Return the Secret with which the ranks sign; empty where the site has one, or none is needed."""
-    if job.nodes == 1 or STORE_SECRET in job.secrets or job.site.allow_unsigned_store:
+    alone = job.nodes == 1 and job.site.kubernetes.servers is None
+    if alone or STORE_SECRET in job.secrets or job.site.allow_unsigned_store:
         return ""
     return f"{job_name(job)}-store"
 
@@ -111,7 +112,7 @@ def launcher_pod(
         "image": job.site.image or "",
         "command": [*before, *map(literal, command)],
         "workingDir": _working_folder(job),
-        "env": [*rank_env, *_variables(job), *_secrets(job)],
+        "env": [*rank_env, *_variables(job), *secret_variables(job)],
         "resources": _resources(job),
         "volumeMounts": _volume_mounts(job),
         "startupProbe": _probe(folder, _STARTS_WITHIN // _PROBE_SECONDS),
@@ -204,13 +205,15 @@ def _variables(job: ClusterJob) -> list[Json]:
     return [{"name": name, "value": literal(value)} for name, value in values.items()]
 
 
-def _secrets(job: ClusterJob) -> list[Json]:
+def secret_variables(job: ClusterJob, hidden: Sequence[str] = ()) -> list[Json]:
+    """Return the variables whose values are in Secrets, without those that are ``hidden``."""
     sources = dict(job.secrets)
     if own := store_secret(job):
         sources[STORE_SECRET] = f"{own}/{STORE_KEY}"
     return [
         {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
         for name, (secret, _, key) in ((name, value.partition("/")) for name, value in sources.items())
+        if name not in hidden
     ]
 
 
@@ -227,14 +230,19 @@ def _resources(job: ClusterJob) -> JsonObject:
     return {key: values for key, values in amounts.items() if values}
 
 
-def _volumes(job: ClusterJob, texts: Mapping[str, str]) -> list[Json]:
+def shared_memory(job: ClusterJob) -> tuple[JsonObject, JsonObject]:
+    """Return the volume of /dev/shm, which a container runtime makes too small, and its mount."""
     memory: JsonObject = {"medium": "Memory"}
     if job.site.kubernetes.shm_size:
         memory["sizeLimit"] = job.site.kubernetes.shm_size
+    return {"name": "shm", "emptyDir": memory}, {"name": "shm", "mountPath": _SHM}
+
+
+def _volumes(job: ClusterJob, texts: Mapping[str, str]) -> list[Json]:
     items = [{"key": _key_of(index), "path": path} for index, path in enumerate(texts)]
     return [
         {"name": "config", "configMap": {"name": f"{job_name(job)}-config", "items": items}},
-        {"name": "shm", "emptyDir": memory},
+        shared_memory(job)[0],
         {"name": "work", "emptyDir": {}},
         *({"name": f"mount-{index}", **_source(mount)} for index, mount in enumerate(mounts(job))),
     ]
@@ -249,7 +257,7 @@ def _source(mount: Mount) -> JsonObject:
 def _volume_mounts(job: ClusterJob) -> list[Json]:
     own: list[Json] = [
         {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
-        {"name": "shm", "mountPath": _SHM},
+        shared_memory(job)[1],
         {"name": "work", "mountPath": WORK_FOLDER},
     ]
     for index, mount in enumerate(mounts(job)):

@@ -22,7 +22,7 @@ from paceline.schedulers.kubernetes.pods import (
 from paceline.schedulers.quoted_yaml import documents
 from paceline.schedulers.shipped_config import shipped_config
 
-FILE = "job.yaml"
+FILE, KUSTOMIZATION = "job.yaml", "kustomization.yaml"
 _TRAINER = "trainer.kubeflow.org"
 #: PyTorchJob v1 knows its container and port by these names.
 _PYTORCH, _PYTORCH_PORT = "pytorch", "pytorchjob-port"
@@ -42,7 +42,7 @@ def kubernetes_job(job: ClusterJob) -> Rendering:
     secret = store_secret(job)
     if not secret:
         return Rendering(files, ((*apply, "-f", str(job.out / FILE)),), _NOTES.get(kind, ()))
-    files["kustomization.yaml"] = documents(_with_secret(job, secret))
+    files[KUSTOMIZATION] = documents(_with_secret(job, secret))
     return Rendering(files, ((*apply, "-k", str(job.out)),), _NOTES.get(kind, ()), store_secret=True)
 
 

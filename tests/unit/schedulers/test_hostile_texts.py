@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster_jobs import KUBERNETES, SYSTEMS, as_dstack, as_kubelet, job_in, rendered, texts
+from remote_jobs import KUBERNETES, SYSTEMS, as_dstack, as_kubelet, job_in, rendered, texts
 from ruamel.yaml import YAML
 from support import swept
 

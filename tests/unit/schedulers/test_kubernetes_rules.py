@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster_jobs import KUBERNETES, job_in, rendered
+from remote_jobs import KUBERNETES, as_kubelet, job_in, rendered
 
+from paceline.config.load import load_config
 from paceline.core.errors import ConfigError, ExitCode
 from paceline.launch.supervision.exit_policy import AFTER, After
 from paceline.schedulers.dns_names import dns_name
+from paceline.schedulers.job import ServedModel
 
 KINDS = ("trainjob", "jobset", "job", "pytorchjob")
 #: RFC 1035, as JobSet and TrainJob demand of their names
@@ -111,6 +113,13 @@ def test_an_indexed_jobs_pods_each_count_their_own_restarts(tmp_path: Path) -> N
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True
     assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": objects["Job"]["metadata"]["name"]}
+
+
+def gangs(objects: dict[str, Any]) -> Any:
+    """The spec of the JobSet, also inside a TrainingRuntime."""
+    if "JobSet" in objects:
+        return objects["JobSet"]["spec"]
+    return objects["TrainingRuntime"]["spec"]["template"]["spec"]
 
 
 def variables(pod: dict[str, Any]) -> dict[str, Any]:
@@ -292,4 +301,57 @@ def test_all_findings_come_at_once(tmp_path: Path) -> None:
         *["launch.mounts"] * 3,
         "launch.secrets.HF_TOKEN",
         "training.checkpoint_url",
+    ]
+
+
+SERVED = ServedModel("org/model", 4096, None, "v1")
+GANG = {"image": "vllm/vllm-openai:v0.32.0", "count": 2, "gpus": 4, "arguments": ["--enable-lora"]}
+
+
+@pytest.mark.parametrize("kind", ["trainjob", "jobset"])
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_servers_are_ready_before_the_trainers_and_leave_after_them(
+    kind: str, nodes: int, tmp_path: Path
+) -> None:
+    objects = of(kind, tmp_path, site={"kubernetes": {"servers": GANG}}, served=SERVED, nodes=nodes)
+    spec = (
+        objects["JobSet"]["spec"]
+        if kind == "jobset"
+        else objects["TrainingRuntime"]["spec"]["template"]["spec"]
+    )
+    servers, trainers = spec["replicatedJobs"]
+    assert "dependsOn" not in servers, "JobSet refuses it of the first"
+    assert trainers["dependsOn"] == [{"name": servers["name"], "status": "Ready"}]
+    assert spec["successPolicy"]["targetReplicatedJobs"] == [trainers["name"]], "servers run until the end"
+    assert servers["template"]["spec"]["completions"] == 2
+    pod, trainer = (
+        servers["template"]["spec"]["template"]["spec"],
+        trainers["template"]["spec"]["template"]["spec"],
+    )
+    (container,) = pod["containers"]
+    seconds = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert trainer["terminationGracePeriodSeconds"] <= seconds < pod["terminationGracePeriodSeconds"]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": 8000}
+    assert container["command"][-3:] == ["--revision", "v1", "--enable-lora"]
+    key = {"secretKeyRef": {"name": "my-run-store", "key": "secret"}}
+    assert variables(pod)["VLLM_API_KEY"] == key == variables(trainer)["PACELINE_STORE_SECRET"]
+
+    settings = [as_kubelet(word) for word in trainer["containers"][0]["command"] if "=" in word]
+    config = tmp_path / "c.yaml"
+    config.write_text("training: {algorithm: grpo, rollout: {rewards: [{name: length}]}}\n")
+    rollout = load_config(str(config), settings).config.training.rollout
+    assert rollout is not None
+    assert [server.url for server in rollout.all_servers] == [
+        f"http://my-run-servers-0-{index}.my-run:8000" for index in range(2)
+    ]
+    assert {server.api_key_env for server in rollout.all_servers} == {"PACELINE_STORE_SECRET"}
+
+
+def test_servers_need_a_gang_and_rollouts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        of("job", tmp_path, site={"kubernetes": {"servers": GANG}})
+    assert [finding.where for finding in refused.value.diagnostics] == [
+        "launch.kubernetes.kind",
+        "launch.kubernetes.servers",
     ]

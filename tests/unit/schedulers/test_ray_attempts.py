@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from cluster_jobs import job_in, rendered
+from remote_jobs import job_in, rendered
 
 from paceline.core.errors import ConfigError
 from paceline.launch.supervision.exit_policy import decisive
