@@ -36,6 +36,8 @@ class JobControl(Protocol):
 #: scheduler → its ``JobControl``
 CONTROLS: Mapping[str, str] = {
     "slurm": "paceline.schedulers.slurm.control:CONTROL",
+    "kubernetes": "paceline.schedulers.kubernetes.control:CONTROL",
+    "ray": "paceline.schedulers.ray.control:CONTROL",
     "local": "paceline.schedulers.local:CONTROL",
     "mpi": "paceline.schedulers.local:CONTROL",
     "ssh": "paceline.schedulers.local:CONTROL",

@@ -12,10 +12,11 @@ sys.path.insert(0, str(HERE.parent / "unit" / "schedulers"))
 
 from remote_jobs import KUBERNETES, SITE, job_in, rendered  # noqa: E402
 
-from paceline.schedulers.job import Rendering  # noqa: E402
+from paceline.schedulers.job import Rendering, ServedModel  # noqa: E402
 
 GOLDEN = HERE.parent / "golden" / "clusters"
 RECORDED = HERE / "recorded" / "clusters.json"
+SERVED = ServedModel("org/model", 4096, revision="v1")
 KINDS = ("trainjob", "jobset", "job", "pytorchjob")
 SECRETS = {
     "kubernetes": {"HF_TOKEN": "hub/token"},
@@ -25,23 +26,27 @@ SECRETS = {
 }
 
 
-def example(system: str, folder: Path, kind: str = "trainjob") -> Rendering:
+GANG = {"image": "vllm/vllm-openai:v0.32.0", "count": 2, "gpus": 4, "arguments": ["--enable-lora"]}
+
+
+def example(system: str, folder: Path, kind: str = "trainjob", *, servers: bool = False) -> Rendering:
     """Return the job of a system with all that a site may want."""
     mounts = ["s3://data:/data"] if system == "skypilot" else ["data:/data"]
     site = {
         **SITE,
         "mounts": [] if system == "ray" else mounts,
-        "kubernetes": {**KUBERNETES, "kind": kind},
+        "kubernetes": {**KUBERNETES, "kind": kind, **({"servers": GANG} if servers else {})},
         "skypilot": {"infra": "aws/us-east-1", "use_spot": True, "setup": ["pip install paceline"]},
         "dstack": {"backends": ["aws"], "fleets": ["h100"], "spot": True},
         "time_limit": "12h",
     }
-    return rendered(system, job_in(folder, site=site, secrets=SECRETS[system]))
+    return rendered(system, job_in(folder, site=site, secrets=SECRETS[system], served=SERVED))
 
 
 def examples(folder: Path) -> dict[str, str]:
     """Return the golden files by name, without the place of this machine's folder."""
     texts = {f"{kind}.yaml": example("kubernetes", folder, kind).files["job.yaml"] for kind in KINDS}
+    texts["servers.yaml"] = example("kubernetes", folder, servers=True).files["job.yaml"]
     texts["kustomization.yaml"] = example("kubernetes", folder).files["kustomization.yaml"]
     texts["skypilot.yaml"] = example("skypilot", folder).files["task.yaml"]
     texts["dstack.yml"] = example("dstack", folder).files["task.dstack.yml"]

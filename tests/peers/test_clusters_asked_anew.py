@@ -32,7 +32,7 @@ def hostile(system: str, folder: Path, kind: str = "trainjob") -> Any:
 def judge(folder: Path) -> None:
     """Ask each program; record the digests of what it takes."""
     golden = clusters.examples(folder)
-    manifests = [golden[f"{kind}.yaml"] for kind in clusters.KINDS]
+    manifests = [golden[f"{kind}.yaml"] for kind in (*clusters.KINDS, "servers")]
     manifests += [hostile("kubernetes", folder, kind).files["job.yaml"] for kind in clusters.KINDS]
     assert ask("kubernetes", "judge", manifests, folder) == [[]] * len(manifests)
 

@@ -32,10 +32,12 @@ class KubernetesControl(JobControl):
         return f"{launched.job} is deleted; its pods save and end"
 
     def resume(self, launched: LaunchedBy, environ: Mapping[str, str]) -> tuple[str, ...]:
-        """Return ``kubectl replace`` of the job's files: an object that has ended stays as it is otherwise."""
+        """Return ``kubectl replace`` of the job's files; ``apply`` leaves an ended object as it is."""
         lines = _conditions(launched.job, environ)
         if lines is not None and not any(line.startswith(_ENDED) for line in lines):
-            raise ConfigError(codes.SCHEDULERS_RUNS("launched-by.json", f"{launched.job}: {'; '.join(lines)}"))
+            raise ConfigError(
+                codes.SCHEDULERS_RUNS("launched-by.json", f"{launched.job}: {'; '.join(lines)}")
+            )
         folder = Path(launched.files or ".")
         if not launched.files or not (folder / FILE).is_file():
             raise ConfigError(codes.SCHEDULERS_FILES_GONE(str(folder / FILE), scheduler="kubernetes"))

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 
 from paceline.config.sections.kubernetes import EFFECTS
 from paceline.core.json_types import Json, JsonObject
+from paceline.launch.launch_record import FILES, JOB, SCHEDULER
 from paceline.launch.run_secret import VALUE as STORE_SECRET
 from paceline.schedulers.dns_names import dns_name
 from paceline.schedulers.job import ClusterJob
@@ -201,7 +202,13 @@ def _working_folder(job: ClusterJob) -> str:
 def _variables(job: ClusterJob) -> list[Json]:
     interface = job.site.interface
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ()
-    values = {**dict.fromkeys(names, interface or ""), **job.env}
+    options = job.site.kubernetes
+    record = {
+        SCHEDULER: "kubernetes",
+        JOB: f"{options.namespace or ''}/{options.kind}/{job_name(job)}",
+        FILES: str(job.out),
+    }
+    values = {**record, **dict.fromkeys(names, interface or ""), **job.env}
     return [{"name": name, "value": literal(value)} for name, value in values.items()]
 
 

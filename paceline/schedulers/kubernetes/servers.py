@@ -55,7 +55,7 @@ def servers_gang(job: ClusterJob) -> list[JsonObject]:
             *_api_key(job),
             *secret_variables(job, hidden=(STORE_SECRET,)),
         ],
-        "ports": [{"containerPort": _PORT, "name": "http"}],
+        "ports": [{"containerPort": _PORT, "name": "http", "protocol": "TCP"}],
         "resources": {"limits": cards} if options.gpus else {},
         "volumeMounts": [mount],
         "startupProbe": {**_health(), "failureThreshold": _STARTS_WITHIN // _PROBE_SECONDS},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -19,6 +19,10 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from paceline.core.errors import PacelineError
+from paceline.core.json_types import parse_json
+from paceline.core.rundir import RunDir
+from paceline.launch.environment.guide_variables import current
+from paceline.launch.launch_record import FILES, JOB, SCHEDULER
 from paceline.launch.program import handling_signals, program
 from paceline.launch.run_secret import VALUE as STORE_SECRET
 from paceline.schedulers import codes
@@ -55,10 +59,11 @@ class Actors:
         task = self._task
         address, free = ray.get(self._actors[0].meeting_place.remote())
         signed = {STORE_SECRET: self._secret} if self._secret else {}
+        record = {SCHEDULER: "ray", JOB: f"{submission(current())}@{task.address}", FILES: task.files}
         meets = ("--master-addr", address, "--master-port", str(task.port or free))
         ray.get(
             [
-                actor.start.remote((*task.arguments, "--node-rank", str(node), *meets), signed)
+                actor.start.remote((*task.arguments, "--node-rank", str(node), *meets), {**signed, **record})
                 for node, actor in enumerate(self._actors)
             ]
         )
@@ -92,6 +97,15 @@ class Actors:
         return code
 
 
+def submission(environ: Mapping[str, str]) -> str:
+    """Return the name under which Ray knows this job; empty where it was not submitted."""
+    match parse_json(environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}").encode()):
+        case {"metadata": {"job_submission_id": str(name)}}:
+            return name
+        case _:
+            return ""
+
+
 def reserved(task: RayTask) -> PlacementGroup:
     """Return one bundle on each of as many nodes as the job has. Raises PacelineError if they stay taken."""
     bundle = {"CPU": task.cpus, **({"GPU": task.gpus} if task.gpus else {})}
@@ -123,9 +137,12 @@ def main(argv: Sequence[str]) -> int:
         def attempt() -> int:
             actors = Actors(task, group, secret)
             try:
-                return run_to_end(actors, task.nodes, task.grace, stop)
+                code = run_to_end(actors, task.nodes, task.grace, stop)
             finally:
                 actors.close()
+            # `paceline stop`, which the launchers have seen there too
+            stop.requested = stop.requested or RunDir.at(task.run).stop_request.is_file()
+            return code
 
         return repeat(attempt, task.max_restarts, stop)
 

@@ -11,6 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.launch.run_secret import VALUE as STORE_SECRET
 from paceline.schedulers import codes
 from paceline.schedulers.job import ClusterJob, Rendering
+from paceline.schedulers.ray.control import written
 from paceline.schedulers.ray.task import FILE, UNPACKED, RayTask
 from paceline.schedulers.shipped_config import shipped_config
 
@@ -38,6 +39,9 @@ def ray_job(job: ClusterJob) -> Rendering:
         # The driver fills in where Ray has unpacked the folder
         arguments=here.command(f"{UNPACKED}/{job.config.name}"),
         folder=str(job.folder),
+        run=job.run,
+        files=str(job.out),
+        address=job.site.ray.address,
         port=job.site.master_port,
         env=dict(job.env),
         secrets=dict(job.secrets),
@@ -59,7 +63,7 @@ def ray_job(job: ClusterJob) -> Rendering:
         *("--metadata-json", json.dumps({"paceline": job.name})),
         *("--", "python", "-m", "paceline.schedulers.ray.driver", FILE),
     )
-    return Rendering(files, (submit,), _NOTES)
+    return Rendering({**files, **written(submit)}, (submit,), _NOTES)
 
 
 def _findings(job: ClusterJob) -> Iterator[Diagnostic]:

@@ -22,7 +22,7 @@ class RayTask:
     """One launcher on each of ``nodes`` nodes, which starts ``nproc`` ranks.
 
     - ``arguments``: of ``paceline`` on a node, without its rank and address; ``folder``: where it starts, on
-      nodes that have it
+      nodes that have it; ``run``: the run's directory; ``files``: the job's; ``address``: of the dashboard
     - ``gpus``, ``cpus``: that each node gives; ``port``: on node 0, a free one if None
     - ``secrets``: variable → a file on the nodes; ``signs``: the driver makes the secret of the run
     - ``grace``: seconds from a stop, or another node's failure, to the kill
@@ -34,6 +34,9 @@ class RayTask:
     cpus: int
     arguments: tuple[str, ...]
     folder: str
+    run: str
+    files: str
+    address: str
     port: int | None
     env: dict[str, str]
     secrets: dict[str, str]

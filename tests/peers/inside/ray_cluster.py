@@ -1,8 +1,8 @@
 """Two raylets on this machine, in a network and PID namespace of its own, and jobs that they are given.
 
-``ray_cluster.py QUESTION ANSWER``: a list of ``{submit, at, kill}``. ``submit`` is argv of ``ray job submit``;
-once the path ``at`` appears the job is stopped, or a process like ``kill`` is killed. The answers are the
-jobs' status, message and log.
+``ray_cluster.py QUESTION ANSWER``: a list of ``{submit, at, kill}``. ``submit`` is argv of ``ray job
+submit``; once the path ``at`` appears the job is stopped, or a process like ``kill`` is killed. The answers
+are the jobs' status, message and log.
 """
 
 from __future__ import annotations

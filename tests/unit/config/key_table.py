@@ -71,6 +71,7 @@ SERVERS = "tests/unit/generation/test_rollout_servers.py"
 WAYS = "tests/unit/generation/test_weight_ways.py"
 STARTED = "tests/unit/launch/test_generation_servers.py"
 KUBERNETES = p.on("kubernetes")
+SERVED_MODEL = {**GRPO, "model.config": None, "model.name_or_path": "org/model"}
 PODS = "tests/unit/schedulers/test_kubernetes_rules.py"
 PYXIS = {"launch.container": "pyxis", "launch.image": "train.sqsh"}
 EVALUATED = {"training.eval_strategy": "steps", "data.eval": [{"path": "e.jsonl"}]}
@@ -523,6 +524,15 @@ TABLE: dict[str, Key | Read] = {
         f"launch.kubernetes.tolerations[].{name}": Read("schedulers/kubernetes/pods.py", "placement", PODS)
         for name in ("key", "operator", "value", "effect")
     },
+    **under(
+        "launch.kubernetes.servers",
+        KUBERNETES,
+        {"launch.kubernetes.servers.image": "vllm", **SERVED_MODEL},
+        image="other",
+        count=2,
+        gpus=4,
+        arguments=["--enable-lora"],
+    ),
     **under("launch.ray", p.on("ray"), {}, address="http://head:8265", placement_timeout=60),
     **under(
         "launch.skypilot",

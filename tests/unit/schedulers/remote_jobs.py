@@ -84,6 +84,7 @@ def job_in(folder: Path, **changed: Any) -> ClusterJob:
         "port": 29500,
         "env": dict(site["env"]),
         "checkpoint_url": "s3://bucket/my-run",
+        "time_limit": 43200,
         **changed,
     }
     return ClusterJob(site=LaunchSection.model_validate(site), **given)
