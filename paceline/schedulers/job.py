@@ -71,14 +71,16 @@ class ClusterJob:
         """Seconds where the config limits the time itself, not the plan's prediction."""
         return self.time_limit if self.site.time_limit else None
 
-    def command(self, config: str | None = None) -> tuple[str, ...]:
+    def command(self, config: str | None = None, *, sized: bool = True) -> tuple[str, ...]:
         """Return argv of one node's launcher, without its rank and address; it resumes by itself.
 
-        ``config``: where the YAML is on the nodes, if not where it is here.
+        ``config``: where the YAML is on the nodes, if not where it is here; ``sized``: with the numbers of
+        nodes and processes, which torchrun's variables give otherwise.
         """
-        processes = ("--nnodes", str(self.nodes), "--nproc", str(self.nproc), "--resume", "auto")
+        sizes = ("--nnodes", str(self.nodes), "--nproc", str(self.nproc)) if sized else ()
         counted = "launch.max_restarts=0"  # the job starts again, and counts
-        return (*self.program, "train", config or str(self.config), *self.overrides, counted, *processes)
+        given = (config or str(self.config), *self.overrides, counted, *sizes)
+        return (*self.program, "train", *given, "--resume", "auto")
 
     @property
     def fixed_time_limit(self) -> int | None:

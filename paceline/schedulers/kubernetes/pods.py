@@ -107,7 +107,7 @@ def launcher_pod(
     if job.checkpoint_url and job.upload_timeout is None:
         settings.append(f"training.upload_timeout={job.site.save_seconds}")
     here = replace(job, overrides=(*job.overrides, *settings))
-    command = here.command(f"{CONFIG_FOLDER}/{job.config.name}")
+    command = here.command(f"{CONFIG_FOLDER}/{job.config.name}", sized=False)
     main: JsonObject = {
         "name": container,
         "image": job.site.image or "",
