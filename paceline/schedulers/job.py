@@ -71,14 +71,15 @@ class ClusterJob:
         """Seconds where the config limits the time itself, not the plan's prediction."""
         return self.time_limit if self.site.time_limit else None
 
-    def command(self, config: str | None = None, *, sized: bool = True) -> tuple[str, ...]:
+    def command(self, config: str | None = None, *, sized: bool = True, restarts: int = 0) -> tuple[str, ...]:
         """Return argv of one node's launcher, without its rank and address; it resumes by itself.
 
-        ``config``: where the YAML is on the nodes, if not where it is here; ``sized``: with the numbers of
-        nodes and processes, which torchrun's variables give otherwise.
+        - ``config``: where the YAML is on the nodes, if not where it is here
+        - ``sized``: with the numbers of nodes and processes, which torchrun's variables give otherwise
+        - ``restarts``: the launcher's own, where the scheduler has none
         """
         sizes = ("--nnodes", str(self.nodes), "--nproc", str(self.nproc)) if sized else ()
-        counted = "launch.max_restarts=0"  # the job starts again, and counts
+        counted = f"launch.max_restarts={restarts}"
         given = (config or str(self.config), *self.overrides, counted, *sizes)
         return (*self.program, "train", *given, "--resume", "auto")
 

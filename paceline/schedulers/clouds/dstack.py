@@ -26,12 +26,12 @@ from paceline.schedulers.shipped_config import shipped_config
 from paceline.schedulers.with_secret import with_secret
 
 FILE, SCRIPT = "task.dstack.yml", "node.sh"
-DSTACK = Cloud("dstack", '"$DSTACK_NODE_RANK"', '"$DSTACK_MASTER_NODE_IP"', "/paceline")
+DSTACK = Cloud("dstack", '"$DSTACK_NODE_RANK"', '"$DSTACK_MASTER_NODE_IP"', "/paceline", restarts=False)
 _LEAVE_SECONDS = 15
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NOTES = (
-    "dstack does not tell exit codes apart: it restarts after an interruption, not after a failure;"
-    " apply the file again to go on",
+    "dstack restarts after an interruption alone: after a failure the nodes' launchers start the run again,"
+    " up to launch.max_restarts",
 )
 
 

@@ -21,18 +21,23 @@ _POWERS = {"k": -2, "m": -1, "g": 0, "t": 1}
 
 @dataclass(frozen=True)
 class Cloud:
-    """What a service calls its nodes. ``rank``, ``address``: shell words; ``folder``: where the files lie."""
+    """What a service calls its nodes. ``rank``, ``address``: shell words; ``folder``: where the files lie.
+
+    ``restarts``: it starts a failed job again.
+    """
 
     name: str
     rank: str
     address: str
     folder: str
+    restarts: bool
 
 
 def node_script(job: ClusterJob, cloud: Cloud) -> str:
     """Return the script: it starts this node's launcher, tells it to save, and answers its exit code."""
     settings = [f"training.output_dir={run_folder(job, cloud)}"]
-    command = replace(job, overrides=(*job.overrides, *settings)).command(job.config.name)
+    here = replace(job, overrides=(*job.overrides, *settings))
+    command = here.command(job.config.name, restarts=0 if cloud.restarts else job.max_restarts)
     return (
         environment(Path(__file__).parent)
         .get_template("node.sh.jinja")

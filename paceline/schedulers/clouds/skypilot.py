@@ -27,7 +27,7 @@ from paceline.schedulers.with_secret import with_secret
 
 FILE = "task.yaml"
 _FIRST = """"$(printf '%s\\n' "$SKYPILOT_NODE_IPS" | head -n 1)\""""
-SKYPILOT = Cloud("SkyPilot", '"$SKYPILOT_NODE_RANK"', _FIRST, "~/paceline")
+SKYPILOT = Cloud("SkyPilot", '"$SKYPILOT_NODE_RANK"', _FIRST, "~/paceline", restarts=True)
 _NOTES = (
     "SkyPilot restarts after every failure, up to launch.max_restarts; a start that Paceline refuses"
     " counts too",

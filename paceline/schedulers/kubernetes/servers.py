@@ -74,7 +74,7 @@ def servers_gang(job: ClusterJob) -> list[JsonObject]:
         "completionMode": "Indexed",
         "completions": options.count,
         "parallelism": options.count,
-        "backoffLimit": job.site.max_restarts,
+        "backoffLimit": job.max_restarts,
         "template": {"spec": pod},
     }
     return [{"name": SERVERS, "replicas": 1, "template": {"spec": spec}}]

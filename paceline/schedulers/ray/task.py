@@ -21,8 +21,9 @@ UNPACKED = "@here@"
 class RayTask:
     """One launcher on each of ``nodes`` nodes, which starts ``nproc`` ranks.
 
-    - ``arguments``: of ``paceline`` on a node, without its rank and address; ``folder``: where it starts, on
-      nodes that have it; ``run``: the run's directory; ``files``: the job's; ``address``: of the dashboard
+    - ``arguments``: of ``paceline`` on a node, without its rank and address
+    - ``folder``: where it starts, on nodes that have it
+    - ``run``: the run's directory; ``files``: the job's; ``address``: of the dashboard
     - ``gpus``, ``cpus``: that each node gives; ``port``: on node 0, a free one if None
     - ``secrets``: variable → a file on the nodes; ``signs``: the driver makes the secret of the run
     - ``grace``: seconds from a stop, or another node's failure, to the kill

@@ -1,7 +1,7 @@
 # Written by `paceline launch`: one launcher a node, which starts the node's ranks.
 set -u
 cd -- /paceline || exit 2
-paceline train my.yaml training.max_steps=4 training.output_dir=run launch.max_restarts=0 --nnodes 4 --nproc 8 --resume auto \
+paceline train my.yaml training.max_steps=4 training.output_dir=run launch.max_restarts=3 --nnodes 4 --nproc 8 --resume auto \
   --node-rank "$DSTACK_NODE_RANK" --master-addr "$DSTACK_MASTER_NODE_IP" --master-port 29500 &
 launcher=$!
 # It saves, and leaves with 75
