@@ -66,11 +66,6 @@ class ClusterJob:
     upload_timeout: float | None = None
     served: ServedModel | None = None
 
-    @property
-    def stated_limit(self) -> int | None:
-        """Seconds where the config limits the time itself, not the plan's prediction."""
-        return self.time_limit if self.site.time_limit else None
-
     def command(self, config: str | None = None, *, sized: bool = True, restarts: int = 0) -> tuple[str, ...]:
         """Return argv of one node's launcher, without its rank and address; it resumes by itself.
 
