@@ -261,3 +261,17 @@ def test_no_file_and_no_command_holds_a_secret(
     rendering = rendered(system, job)
     assert value not in repr(rendering)
     assert "HF_TOKEN" in "".join(rendering.files.values()), "but it is asked for"
+
+
+def test_a_command_gets_the_secret_in_its_environment_alone(tmp_path: Path) -> None:
+    """What submits to SkyPilot and dstack, with a shell in place of their programs."""
+    (tmp_path / "job").mkdir()
+    file = tmp_path / "job" / "store-secret"
+    file.write_text("0123456789abcdef\n")
+    file.chmod(0o600)
+    for system in CLOUDS:
+        (submit,) = rendered(system, job_in(tmp_path)).submit
+        named = next(index for index, word in enumerate(submit) if word in ("sky", "dstack"))
+        shows = ("sh", "-c", 'printf "%s|%s" "$PACELINE_STORE_SECRET" "$*"', *submit[named:])
+        done = subprocess.run((*submit[:named], *shows), capture_output=True, text=True, check=True)
+        assert done.stdout == f"0123456789abcdef|{' '.join(submit[named + 1 :])}"
