@@ -52,9 +52,15 @@ _READ_BYTES = 1 << 16
 
 
 def launch(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.")],
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="The YAML file; with --init the one to write.")
+    ],
     overrides: Overrides = None,
     on: On = None,
+    init: Annotated[
+        bool,
+        typer.Option("--init", help="Ask for the site's launch: keys, and write them to CONFIG to extend."),
+    ] = False,
     nodes: Nodes = None,
     gpus_per_node: GpusPerNode = None,
     nproc: Nproc = None,
@@ -75,6 +81,9 @@ def launch(
     The config is checked as train checks it, as far as this machine can know. The keys of launch: hold what
     the site wants: partition, account, image, mounts, variables, modules.
     """
+    if init:
+        _init(config, overrides or [], on)
+        return
     from paceline.schedulers.check_job import JobRequest, checked_job
     from paceline.schedulers.table import scheduler_named
     from paceline.schedulers.write_files import write_job
@@ -115,6 +124,16 @@ def launch(
             typer.echo(answer_of(argv, os.environ).strip())
         else:
             typer.echo(shlex.join(argv))
+
+
+def _init(to: Path, given: list[str], on: str | None) -> None:
+    from paceline.cli.jobs.site_file import scheduler_here, write_site
+
+    answers = dict(setting.partition("=")[::2] for setting in given)
+    scheduler = on or scheduler_here(os.environ)
+    write_site(to, scheduler, answers, os.environ)
+    typer.echo(f"wrote {to}", err=True)
+    typer.echo(f"a config takes it with: extends: {to}; then paceline launch CONFIG --on {scheduler}")
 
 
 def _array_tasks(
