@@ -87,6 +87,9 @@ def leaves_of_data(
         yield path, str(data), location, False
 
 
+_PLACES = ("secrets",)
+
+
 def misplaced(texts: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
     """Yield a finding for each leaf that contains a secret or a variable."""
     for path, text, location, is_key in texts:
@@ -95,7 +98,9 @@ def misplaced(texts: Iterable[Leaf], layer: str) -> Iterator[Diagnostic]:
             if kind := shape_of_secret(text):
                 yield _secret("a key", kind, location)
             continue
-        if kind := _kind_of_secret(name, text, layer):
+        # The values of this key say where a secret is
+        by_name = "" if path[-2:-1] == _PLACES else name
+        if kind := _kind_of_secret(by_name, text, layer):
             yield _secret(f"'{name}'", kind, location)
         elif "$" in text or "%" in text:
             yield from _variable(name, text, location)

@@ -22,6 +22,7 @@ WRITERS = {
     "paceline/training/profiling/recorder.py": "names of operations and layers, and numbers",
     "paceline/runtime/failures/pod_probe.py": "zeros, to see whether the disk takes them",
     "paceline/launch/launch_record.py": "a job, a host, a process and folders",
+    "paceline/cli/jobs/site_file.py": "a site's keys, as a person has typed them",
     "paceline/schedulers/write_files.py": "a job names files of secrets, and launch.env refuses values",
     "paceline/cli/errors.py": "redacted",
     "paceline/launch/supervision/exit_record.py": "the redactor it is given",

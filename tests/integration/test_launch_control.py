@@ -99,12 +99,15 @@ def test_a_launch_names_everything_that_is_wrong_and_writes_nothing(
     assert nowhere.code == 2 and "--on slurm" in nowhere.err
 
 
-def test_the_time_comes_from_the_plan(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
+def test_the_time_comes_from_the_plan_and_a_secret_from_its_file(
+    tiny: Tiny, paceline: Paceline, tmp_path: Path
+) -> None:
     config = tiny(max_steps=100_000)
-    config["launch"] = {"gpu": "H100", "gpus_per_node": 8}
+    config["launch"] = {"gpu": "H100", "gpus_per_node": 8, "secrets": {"HF_TOKEN": "/home/me/.hf-token"}}
     done = paceline("launch", str(write_yaml(tmp_path / "c.yaml", config)), "--on", "slurm", "--nodes", "2")
     assert done.code == 0, done.err
     script = (tmp_path / "run-launch/job.sbatch").read_text()
+    assert "HF_TOKEN=$(cat -- /home/me/.hf-token)" in script
     assert "#SBATCH --time=" in script and '#SBATCH --gpus-per-node="8"' in script
 
 

@@ -54,15 +54,15 @@ def write_site(to: Path, scheduler: str, given: Mapping[str, str], environ: Mapp
     if to.exists():
         raise ConfigError(codes.CLI_OPTION("the file exists already", str(to), str(to), "name another file"))
     questions = questions_of(scheduler, environ)
-    known = {f"{_SECTION}.{question.key}": question for question in questions}
+    by_key = {f"{_SECTION}.{question.key}": question for question in questions}
     problems = [
-        codes.CLI_OPTION("init has no such question", "KEY=VALUE", key, f"one of: {', '.join(known)}")
+        codes.CLI_OPTION("init has no such question", "KEY=VALUE", key, f"one of: {', '.join(by_key)}")
         for key in given
-        if key not in known
+        if key not in by_key
     ]
     typed = sys.stdin is not None and sys.stdin.isatty()
     answers: dict[str, str] = {}
-    for key, question in known.items():
+    for key, question in by_key.items():
         answer = given.get(key, "") or (_typed(question) if typed and not problems else question.suggested)
         if answer:
             answers[question.key] = answer
@@ -77,7 +77,7 @@ def questions_of(scheduler: str, environ: Mapping[str, str]) -> list[SiteQuestio
     """Return the questions for a scheduler, with what its commands suggest."""
     gpus = SiteQuestion("gpus_per_node", "Accelerators of a node; 0: none")
     if scheduler == "slurm":
-        found = partitions(_asked(("sinfo", "--noheader", "--format=%P|%G"), environ))
+        found = partitions(_suggestion(("sinfo", "--noheader", "--format=%P|%G"), environ))
         default = next((p for p in found if p.is_default), found[0] if found else Partition("", 0, "", True))
         names = f" ({', '.join(p.name for p in found)})" if found else ""
         return [
@@ -89,9 +89,11 @@ def questions_of(scheduler: str, environ: Mapping[str, str]) -> list[SiteQuestio
             SiteQuestion("interface", "Network interface between the nodes", _fastest_interface()),
         ]
     if scheduler == "kubernetes":
-        space = _asked(("kubectl", "config", "view", "--minify", "-o", "jsonpath={..namespace}"), environ)
+        space = _suggestion(
+            ("kubectl", "config", "view", "--minify", "-o", "jsonpath={..namespace}"), environ
+        )
         path = r"jsonpath={.items[*].status.allocatable.nvidia\.com/gpu}"
-        counts = re.findall(r"\d+", _asked(("kubectl", "get", "nodes", "-o", path), environ))
+        counts = re.findall(r"\d+", _suggestion(("kubectl", "get", "nodes", "-o", path), environ))
         return [
             SiteQuestion("image", "Image with Paceline", is_needed=True),
             SiteQuestion("kubernetes.namespace", "Namespace", space.strip()),
@@ -125,7 +127,7 @@ def scheduler_here(environ: Mapping[str, str]) -> str:
     return next((n for n, p in programs.items() if shutil.which(p, path=environ.get("PATH"))), "local")
 
 
-def _asked(argv: tuple[str, ...], environ: Mapping[str, str]) -> str:
+def _suggestion(argv: tuple[str, ...], environ: Mapping[str, str]) -> str:
     """Return what a command prints; empty where it is not there or fails, since it only suggests."""
     try:
         return answer_of(argv, environ)
