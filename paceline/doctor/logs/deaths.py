@@ -25,10 +25,23 @@ _CODE = re.compile(
     r"|died with <Signals\.(?P<sig6>SIG\w+)"
     r"|Exit Code:\s+(?P<code7>\d+)"
     r"|process rank (?P<rank8>\d+) with PID \d+ on node (?P<node8>\S+) exited on signal (?P<code8>\d+)"
+    r"|process \d+ terminated with (?:signal (?P<sig14>SIG\w+)|exit code (?P<code14>\d+))"
     r"|rank (?P<rank9>\d+) was ended by (?P<sig9>SIG\w+)"
     r"|line \d+: +\d+ (?P<name10>Killed|Terminated|Aborted|Bus error|Segmentation fault|Illegal instr\w+)\b"
     r"|exited with (?:exit )?code (?P<code11>\d+)|exit code:? (?P<code12>\d+)\b"
     r"|EXIT CODE: (?P<code13>\d+)"
+)
+_WORDS = (
+    "exit",
+    "error:",
+    "died with",
+    "was ended",
+    "terminated",
+    "killed",
+    "abort",
+    "fault",
+    "bus err",
+    "illegal",
 )
 _BOX_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: \d+\)")
 _BOX_HOST = re.compile(r"^\s*host\s*: (\S+)")
@@ -66,7 +79,8 @@ class DeathReader:
             self._host = host[1]
         elif "rank" in text and (box := _BOX_RANK.match(text)):
             self._rank = int(box[1])
-        if (match := _CODE.search(text)) is None:
+        lower = text.lower()
+        if not any(word in lower for word in _WORDS) or (match := _CODE.search(text)) is None:
             return False
         groups = {re.sub(r"\d+$", "", name): value for name, value in match.groupdict().items() if value}
         code = _code(groups.get("code"), groups.get("name"), groups.get("sig"))

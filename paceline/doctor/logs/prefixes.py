@@ -8,9 +8,23 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 _LEVEL = r"(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
+_CAPITALS, _SMALL, _NUMERALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz", "0123456789"
+
+
+def _starts(pattern: str) -> str:
+    """The characters that a match of one of the patterns below can begin with: they are tried only then."""
+    if pattern.startswith((r"\[?(?P<time>", r"\[?(?P<glog>")):
+        return "[" + (_NUMERALS if "time" in pattern else "IWEF")
+    if pattern.startswith((r"\[", r"\(", ">", "kernel")):
+        return pattern.lstrip("\\")[0]
+    if pattern.startswith((r"(?P<rank>\d", r"(?P<syslog>", "(?P<level>")):
+        return _NUMERALS if "<rank>" in pattern else _CAPITALS
+    return _CAPITALS + _SMALL + _NUMERALS + "_."
+
+
 #: Tried in this order, again and again, at the start of what is left
 _PREFIXES = tuple(
-    re.compile(pattern)
+    (_starts(pattern), re.compile(pattern))
     for pattern in (
         r"\[?(?P<time>\d{4}-\d\d-\d\d[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?:Z|[+-]\d\d:?\d\d)?\]?"
         r"(?: (?:stdout|stderr) [FP])?(?:\s+[-|]\s+|:?\s+|$)",
@@ -23,12 +37,14 @@ _PREFIXES = tuple(
         r"\[\d+,(?P<rank>\d{1,6})\]<(?:stdout|stderr)>: ?",
         r"\[(?P<rank>\d{1,5})\](?:: ?| (?=\S))(?!is setting)",
         r"\((?P<actor>[\w.:]{1,80}) pid=\d+(?:, ip=(?P<node>[\d.a-f:]+))?\) ?",
-        r"\[?(?P<glog>[IWEF])(?:\d{4} \d\d:\d\d:\d\d(?:\.\d+)?)?(?:\s+\d+)?\s+(?=[\w./-]+:\d+\])",
+        r"\[?(?P<glog>[IWEF])(?:\d{3,4} \d\d:\d\d:\d\d(?:\.\d+)?)?(?:\s+\d+)?"
+        r"\s+[\w./-]{1,300}:\d+\] ?",
         r"\[(?P<node>[A-Za-z][\w-]{0,60}):\d+\] (?=\*\*\*|Signal|\[ ?\d)",
         r"(?P<node>[\w.-]{1,100}):\d+:\d+ \[-?\d+\] (?=.*NCCL )",
         rf"\[{_LEVEL}(?:[|:][^\]]{{0,200}})?\](?::| >>)?\s*",
         rf"{_LEVEL}(?: \d\d-\d\d \d\d:\d\d:\d\d)? \[[\w./-]{{1,100}}:\d+\] ",
         rf"{_LEVEL}(?::[\w.]{{1,100}}:| +\| +|\s+-\s+|: +)",
+        rf"[\w.]{{1,80}}: \[{_LEVEL}\] ",
         r"\[PID:\d+\]\s*",
         r"\[RANK:(?P<rank>\d{1,6})\]\s*",
         r"(?P<rank>\d{1,5}): (?=\S)",
@@ -37,6 +53,10 @@ _PREFIXES = tuple(
         r">> ?",
     )
 )
+_BY_START = {
+    char: tuple(regex for starts, regex in _PREFIXES if char in starts)
+    for char in {char for starts, _ in _PREFIXES for char in starts}
+}
 # after a level or a time only: a module in brackets, a logger's name before a dash, a function of loguru
 _MODULE = re.compile(
     r"\[[\w./-]{1,100}(?::[\w.<>]{1,60}){0,3}\]\s*|[\w.]{1,80}(?::[\w<>]{1,60}:\d+)? [-|] "
@@ -69,7 +89,7 @@ def take_prefix(text: str) -> tuple[LineSource, str]:
     if text.startswith('{"'):
         source, text = _of_json(text)
     for _ in range(8):
-        for pattern in _PREFIXES:
+        for pattern in _BY_START.get(text[:1], ()):
             if (match := pattern.match(text)) and match.end():
                 source, text = _joined(source, match), text[match.end() :]
                 break

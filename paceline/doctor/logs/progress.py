@@ -19,13 +19,14 @@ _BAR = re.compile(
     r"\s{0,8}(?P<at>\d{1,12})/(?P<of>\d{1,12})\s{0,8}\["
 )
 _PREPARES = re.compile(
-    r"(?i)tokeniz|running tokenizer|^map\b|^filter|packing|preprocess|converting|generating \w+ split"
+    r"(?i)tokeniz|running tokenizer|^map\b|^filter|packing|preprocess|converting|generating \w+ split|^prepar"
 )
 _ENDED = re.compile(
     r"(?i)train_runtime|training (?:is )?(?:completed|finished|done|complete)\b|exits successfully"
     r"|end time of running|`?Trainer\.fit`? stopped"
     r"|\btraining run (?:completed|finished)|run finished|finished: completed"
 )
+_END_WORDS = ("train", "exits", "end time", "finished")
 _SAVED = re.compile(
     r"(?i)(?:saving (?:model )?checkpoint to|saved? (?:model |state )?(?:checkpoint )?(?:to|at|in)"
     r"|checkpoint saved (?:to|at)|successfully saved checkpoint (?:at iteration \d+ )?to)"
@@ -56,11 +57,12 @@ class LogProgress:
         """Take in a line; whether it is nothing but progress."""
         if "%|" in text and (bar := _BAR.match(text)) is not None:
             return self._take_bar(number, text, bar)
-        if (saved := _SAVED.search(text)) is not None:
+        lower = text.lower()
+        if "sav" in lower and (saved := _SAVED.search(text)) is not None:
             self.saved, self.saved_step = saved[1].rstrip(".,"), self.last
-        if _ENDED.search(text):
+        if any(word in lower for word in _END_WORDS) and _ENDED.search(text):
             self.ended = True
-        loss = _LOSS.search(text)
+        loss = _LOSS.search(text) if "loss" in lower else None
         step = _STEP.search(text) if loss or "step" in text or "iteration" in text else None
         if step is not None:
             self.last = int(step[1]) if loss or self.last is None else max(self.last, int(step[1]))

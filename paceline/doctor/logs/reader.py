@@ -36,7 +36,7 @@ _DATA = re.compile(
     re.IGNORECASE,
 )
 _QUOTED = re.compile(r'"[^"]{0,4000}"')
-_DIGITS = re.compile(r"\d+")
+_DIGITS = re.compile(r"\b[0-9a-f]*\d[0-9a-f]*\b|\d+")
 _AFTER = 16  # lines after an exception that may belong to its message
 _KEPT = 400  # pieces of evidence of a log
 _SHAPES = 20_000  # shapes of lines that are known to say nothing
@@ -81,6 +81,7 @@ class _RankStream:
     """The traceback that lines of one rank are in."""
 
     open: bool = False
+    quiet: bool = False  # logged by a program that goes on
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=40))
     exception: int = -(10**9)  # number of the last exception's line
 
@@ -119,7 +120,7 @@ class LogReader:
         if not self._trainer and number < _TRAINER_LINES:
             self._trainer = trainer_of(raw)
         source, text = take_prefix(raw)
-        if source.rank is None:
+        if source.rank is None and self._rank is not None:
             source = replace(source, rank=self._rank)
         if source.rank is not None:
             self._ranks.add(source.rank)
@@ -130,7 +131,7 @@ class LogReader:
         if len(self._streams) > 4096:
             self._streams.clear()
         if _BEGIN in text:
-            stream.open = True
+            stream.open, stream.quiet = True, source.is_warning
             stream.frames.clear()
             return
         if _FRAME.match(text):
@@ -142,10 +143,12 @@ class LogReader:
         if _RETRIED.match(text):
             self._evidence = [e for e in self._evidence if e.number < number - 2]
             return
-        if not self._take_exception(number, text, source, stream):
-            self._take_line(number, text, source, stream)
+        if not self._take_exception(number, text, raw, source, stream):
+            self._take_line(number, text, raw, source, stream)
 
-    def _take_exception(self, number: int, text: str, source: LineSource, stream: _RankStream) -> bool:
+    def _take_exception(
+        self, number: int, text: str, raw: str, source: LineSource, stream: _RankStream
+    ) -> bool:
         match = _EXCEPTION.match(text)
         if match is None:
             return False
@@ -156,7 +159,14 @@ class LogReader:
         if name.endswith(_QUIET) or (not stream.open and _goes_on(text)):
             return True
         cause = self._catalogue.read(text) or self._catalogue.causes["python_exception"]
-        self._add(self._refined(cause, name, stream), cause.level, number, text, source, raised=stream.open)
+        self._add(
+            self._refined(cause, name, stream),
+            cause.level + (_WEAK if stream.quiet else 0),
+            number,
+            raw,
+            source,
+            raised=stream.open,
+        )
         stream.open, stream.exception = False, number
         return True
 
@@ -168,7 +178,7 @@ class LogReader:
                 return other
         return cause
 
-    def _take_line(self, number: int, text: str, source: LineSource, stream: _RankStream) -> None:
+    def _take_line(self, number: int, text: str, raw: str, source: LineSource, stream: _RankStream) -> None:
         near = 0 < number - stream.exception <= _AFTER
         quiet = source.is_warning or _WARNS.search(text) is not None
         if _DATA.match(text) and not near:
@@ -187,7 +197,7 @@ class LogReader:
         if (quiet and not cause.warnings) or (not cause.fact and not near and _goes_on(text)):
             return
         hard = near or cause.warnings or source.level in ("ERROR", "CRITICAL", "FATAL") or _HARD.search(text)
-        self._add(cause, cause.level + (0 if hard else _WEAK), number, text, source)
+        self._add(cause, cause.level + (0 if hard else _WEAK), number, raw, source)
 
     def _add(
         self, cause: Cause, level: float, number: int, text: str, source: LineSource, *, raised: bool = False

@@ -144,7 +144,7 @@ def _where(root: Evidence, deaths: Sequence[Death], logs: Sequence[LogFacts]) ->
     if root.cause.id in ("nccl_watchdog_timeout", "gloo_recv_timeout"):
         waiting = {i.rank for facts in logs for i in facts.evidence if i.cause.id == root.cause.id}
         absent = {rank for facts in logs for rank in facts.ranks} - waiting
-        if len(absent) == 1 and len(waiting) > 1:
+        if len(absent) == 1:
             return absent.pop(), ""
     own = [death for death in deaths if death.code not in _VICTIMS and death.rank is not None]
     if root.rank is None and len({death.rank for death in own}) == 1:
