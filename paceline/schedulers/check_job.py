@@ -60,7 +60,10 @@ def checked_job(
 ) -> tuple[ClusterJob, list[Diagnostic]]:
     """Return the job, and findings that do not stop it. Raises ConfigError with all that do."""
     config, section = loaded.config, loaded.config.launch
-    problems = [*_variables(section.env, section.secrets), *_start_problems(loaded)]
+    problems = [
+        *_variables(section.env, section.secrets),
+        *_start_problems(loaded, here=request.scheduler in SHARES_DISK),
+    ]
     gpus = gpus_per_node(config, environ)
     if gpus is None:
         raise ConfigError(*problems, codes.SCHEDULERS_GPUS("launch.gpus_per_node", "not given"))
@@ -152,13 +155,18 @@ def planned_cluster(section: LaunchSection, gpus: int) -> AcceleratorCluster | N
     return AcceleratorCluster(card.machine(gpus), count, source, card.bf16, card.capability, card.unverified)
 
 
-def _start_problems(loaded: Loaded) -> list[Diagnostic]:
-    """Return what keeps a job from its first start, or a restart from its own checkpoints."""
+def _start_problems(loaded: Loaded, *, here: bool) -> list[Diagnostic]:
+    """Return what keeps a job from its first start, or a restart from its own checkpoints.
+
+    ``here``: the run's directory is on this machine's disk.
+    """
     training = loaded.config.training
     findings: list[Diagnostic] = []
     resume = training.resume_from_checkpoint
     if resume not in _RESUMES:
         findings.append(codes.SCHEDULERS_RESUME("training.resume_from_checkpoint", str(resume)))
+    if not here:
+        return findings
     run = RunDir.at(loaded.config.run_directory())
     if training.overwrite_output_dir and run.root.is_dir() and holds_work(run):
         findings.append(
