@@ -32,6 +32,10 @@ class JobControl(Protocol):
         """Return argv that goes on with a job that has ended. Raises ConfigError while it runs."""
         ...
 
+    def submitted(self, printed: str) -> str | None:
+        """Return the new job's name in what ``resume``'s command prints; None where the name stays."""
+        return None
+
 
 #: scheduler → its ``JobControl``
 CONTROLS: Mapping[str, str] = {

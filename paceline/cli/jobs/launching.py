@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,7 @@ from paceline.config.registries.object_store_url import is_url
 from paceline.core.errors import ConfigError
 from paceline.core.files import open_run_file
 from paceline.core.rundir import RunDir
-from paceline.launch.launch_record import LaunchedBy, read_launch, request_stop
+from paceline.launch.launch_record import LaunchedBy, read_launch, request_stop, write_launch
 from paceline.launch.preflight.load_config import load_to_start
 from paceline.launch.process_spec import import_path
 from paceline.schedulers import codes as scheduler_codes
@@ -199,11 +200,18 @@ def stop(run: RunFolder) -> None:
 
 def resume(run: RunFolder) -> None:
     """Go on with a run that has ended, in the way it was started."""
-    launched = _launched(RunDir.at(existing_run(run)))
-    argv = control_of(launched).resume(launched, os.environ)
+    folder = RunDir.at(existing_run(run))
+    launched = _launched(folder)
+    control = control_of(launched)
+    argv = control.resume(launched, os.environ)
     typer.echo(shlex.join(argv), err=True)
     os.chdir(launched.folder)
-    raise typer.Exit(subprocess.run(argv, check=False).returncode)
+    if not launched.job:  # a process of this terminal
+        raise typer.Exit(subprocess.run(argv, check=False).returncode)
+    printed = answer_of(argv, os.environ)
+    typer.echo(printed.strip())
+    # Until the new job starts, stop and status are of it, not of the one that has ended
+    write_launch(folder, replace(launched, job=control.submitted(printed) or launched.job))
 
 
 def _launched(folder: RunDir) -> LaunchedBy:

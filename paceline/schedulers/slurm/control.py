@@ -61,6 +61,11 @@ class SlurmControl(JobControl):
             raise ConfigError(codes.SCHEDULERS_FILES_GONE(str(script), scheduler="slurm"))
         return ("sbatch", str(script))
 
+    def submitted(self, printed: str) -> str | None:
+        """Return the job's number."""
+        match = re.search(r"Submitted batch job (\d+)", printed)
+        return match[1] if match else None
+
 
 @dataclass(frozen=True)
 class JobFacts:
