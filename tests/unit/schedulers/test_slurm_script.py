@@ -181,6 +181,7 @@ def test_a_deliberate_stop_is_final(tmp_path: Path) -> None:
     request = tmp_path / "run/stop-request.json"
     request.write_text(json.dumps({"job": "77", "host": "login", "at": 0.0}, indent=1) + "\n")
     assert not run_script(job(tmp_path), tmp_path, (75, 75), 75).requeued
+    assert not run_script(job(tmp_path), tmp_path, (143, 143), 143).requeued  # before the first step
     request.write_text(
         json.dumps({"job": "5", "host": "login", "at": 0.0}, indent=1) + "\n"
     )  # of another job
