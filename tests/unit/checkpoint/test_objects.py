@@ -16,6 +16,7 @@ from object_stores import URL, FaultyStore, MemoryStore, lost
 from paceline.checkpoint.checkpointer import Checkpointer
 from paceline.checkpoint.load.find_checkpoint import find_checkpoint
 from paceline.checkpoint.object_store.background_upload import Uploads
+from paceline.checkpoint.object_store.commands import state_of
 from paceline.checkpoint.object_store.commits import COMMITS, Commit, last_number, read_head
 from paceline.checkpoint.object_store.interface import ObjectStore, ReadBack, StoreRefused, create_own
 from paceline.checkpoint.object_store.transfer import download_named, download_newest
@@ -462,3 +463,19 @@ def test_a_checkpoint_is_fetched_for_the_other_verbs(
     assert main(["fetch", f"{url}/step-00000009", "--to", str(tmp_path / "b")]) == 1
     assert main(["fetch", "hdfs://host/run", "--to", str(tmp_path / "b")]) == 2
     assert "save.checkpoint_url" in capsys.readouterr().err
+
+
+def test_the_state_of_a_url_is_its_last_commit_and_its_holder(tmp_path: Path) -> None:
+    store = MemoryStore()
+    assert state_of(store, URL) == "held by     no run\ncheckpoint  none committed"
+    upload_all(store, tmp_path / "run", [5])
+    lines = state_of(store, URL).splitlines()
+    assert lines[0].startswith("held by     run run-a on ") and "has given it back" in lines[0]
+    assert lines[1].startswith(f"checkpoint  {URL}/step-00000005, commit 1, ")
+    store.objects["commits/00000002.json"] = (
+        b'{"format": "paceline-ob',
+        store.clock.now,
+    )  # a write cut short
+    assert "unreadable  commit 2" in state_of(store, URL) and "step-00000005, commit 1" in state_of(
+        store, URL
+    )
