@@ -78,7 +78,7 @@ def run_worker(run: RunRecord, settings: Mapping[str, tuple[str, str]]) -> int:
         return failures.not_joined(error)
     # Until the end a signal stops the run after a step, and a peer's failure ends it
     signals = StopSignals()
-    failures.hear_launcher()
+    failures.hear_launcher(signals)
     try:
         outcome = train(world, run, signals, settings)
         code = ExitCode.STOPPED if outcome == "stopped" else ExitCode.OK

@@ -101,6 +101,35 @@ def test_a_rank_that_sleeps_is_named_within_its_limit(
     assert found["late_ranks"] == [1] and (found["key"], found["limit_seconds"]) == (key, limit)
 
 
+RECEIVING = """
+import torch
+import torch.distributed as dist
+from paceline.strategies.ddp import DDP
+
+class Receiving(DDP):
+    windows = 0
+
+    def zero_grad(self, handle):
+        self.windows += 1
+        if self.windows > 3:
+            dist.recv(torch.zeros(1), 1 - self.world.rank)
+        super().zero_grad(handle)
+"""
+
+
+def test_ranks_that_receive_from_each_other_are_named_and_end(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "receiving.py").write_text(RECEIVING)
+    config = tiny(
+        distributed_strategy="receiving:Receiving", max_steps=1000, start_timeout=240, step_timeout=OF_STEP
+    )
+    path = {"PYTHONPATH": f"{tmp_path}:{worker_environment()['PYTHONPATH']}"}
+    done = end(start(config, tmp_path, 2, path))
+    assert done.code == ExitCode.PEER_SILENT, done.err
+    assert "waits in recv for" in done.err and "every rank is alive" in done.err
+    assert "in zero_grad (" in done.err, "where the other one stands"
+    assert "receiving.py" in RunDir.at(tmp_path / "run").stacks(1).read_text()
+
+
 @pytest.mark.slow
 def test_one_that_evaluates_has_the_longer_limit(tiny: Tiny, tmp_path: Path) -> None:
     config = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}

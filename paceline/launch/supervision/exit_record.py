@@ -88,6 +88,7 @@ class LaunchRecord:
         self.run, self.node_rank, self._redact = run, node_rank, redact
         self._earlier = _identity(run.result_json)  # of an earlier attempt, until rank 0 removes it
         self._saved_before = _identity(run.latest)
+        self.stop = ""  # the signal that asked for a stop
 
     def begin(self) -> None:
         """Record that this launcher starts the run, where its directory is already there.
@@ -135,6 +136,7 @@ class LaunchRecord:
         data = {
             "exit_code": exit_code,
             "rank": root.rank if root is not None else None,
+            "stop": self.stop,
             "cause": self._redact.diagnostic(root.finding).to_json() if root and root.finding else None,
             "ranks": [asdict(rank) for rank in sorted(exits, key=lambda rank: rank.rank)],
         }

@@ -24,22 +24,24 @@ _TAIL_BYTES = 1 << 20  # the last step is among the last events of a rank
 @dataclass(frozen=True)
 class RunEnd:
     """How a start ended. ``error``: the code of what ended it, empty if unknown; ``step``: the last recorded
-    one; ``saved``: name of the newest checkpoint, empty without one.
+    one; ``saved``: name of the newest checkpoint, empty without one; ``stopped``: a signal had asked for it.
     """
 
     code: int
     error: str
     step: int
     saved: str
+    stopped: bool = False
 
     @classmethod
     def of(cls, run: RunDir, code: int, node_rank: int, rank: int) -> RunEnd:
         """Read it from the run's records; ``rank``: the first of the node."""
-        cause = as_object(begun_start(run, node_rank).get("cause"))
+        record = begun_start(run, node_rank)
+        cause = as_object(record.get("cause"))
         saved = ""
         with suppress(OSError, UnicodeDecodeError):
             saved = read_run_file(run.latest).strip()
-        return cls(code, str(cause.get("code") or ""), last_step(run, rank), saved)
+        return cls(code, str(cause.get("code") or ""), last_step(run, rank), saved, bool(record.get("stop")))
 
 
 def last_step(run: RunDir, rank: int) -> int:
@@ -67,7 +69,7 @@ class Restarts:
     def after(self, end: RunEnd) -> Diagnostic | None:
         """Return the note of a restart, a finding of why there is none, or None where no restart is due."""
         former, self._former = self._former, end
-        if not self._limit or after(end.code) is not After.COUNT:
+        if not self._limit or end.stopped or after(end.code) is not After.COUNT:
             return None
         known = f"{end.error or f'exit code {end.code}'} at step {end.step}"
         if former is not None and end.error and (end.error, end.step) == (former.error, former.step):

@@ -42,6 +42,7 @@ from paceline.launch.supervision.exit_codes import (
     left_unannounced,
     overall_code,
     root_of,
+    signal_name,
 )
 from paceline.launch.supervision.exit_record import Exit, LaunchRecord
 from paceline.launch.supervision.oom_kills import MemoryKills
@@ -442,6 +443,8 @@ class _Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._stop_signal is None:
             self._stop_signal = number
+            if self._record is not None:
+                self._record.stop = signal_name(number)
             more = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
             self._report(f"stopping after this step, with a checkpoint{more}")
         elif number == signal.SIGINT:

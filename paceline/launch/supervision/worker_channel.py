@@ -54,6 +54,7 @@ class LauncherConnection:
 
     def __init__(self, link: socket.socket | None, on_peer_exit: Callable[[PeerExit], None]) -> None:
         self._link, self.on_peer_exit = link, on_peer_exit
+        self.lost = threading.Event()  # the launcher has gone
         if link is not None:
             threading.Thread(
                 target=self._listen, args=(link,), name="paceline-launch-line", daemon=True
@@ -118,6 +119,7 @@ class LauncherConnection:
                 *lines, rest = (rest + block).split(b"\n")
                 for message in decoded(lines):
                     self.on_peer_exit(PeerExit.from_json(message))
+        self.lost.set()
 
     def _received(self, link: socket.socket) -> bytes:
         try:

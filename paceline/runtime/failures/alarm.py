@@ -69,7 +69,8 @@ class Alarm:
     with the failing rank's diagnostic (or that of its silence) before the process exits with that code
     (``PEER_FAILED``, ``PEER_SILENT``); it should write and flush, nothing else. ``on_warning(diagnostic,
     loud)`` is called for silence and slowness while the run continues; ``loud`` on the rank that should print
-    it. ``doing`` returns this rank's step and phase; ``sign`` what else is known about a silent rank.
+    it. ``doing`` returns this rank's step and phase; ``sign`` what else is known about a silent rank;
+    ``stopping`` whether the run is to stop.
     """
 
     def __init__(
@@ -80,12 +81,13 @@ class Alarm:
         on_warning: Callable[[Diagnostic, bool], None] = lambda diagnostic, loud: None,
         doing: Callable[[], tuple[int, str]] = lambda: (0, "start"),
         sign: Callable[[int], str] = lambda rank: "",
+        stopping: Callable[[], bool] = lambda: False,
         quiet_seconds: float = QUIET_SECONDS,
         limits: WaitLimits | None = None,
     ) -> None:
         self._world = world
         self._on_foreign, self._on_warning = on_foreign, on_warning
-        self._doing, self._sign = doing, sign
+        self._doing, self._sign, self._stopping = doing, sign, stopping
         self._limits = limits or WaitLimits.same(world.timeout_seconds)
         self._quiet = min(quiet_seconds, max(LEAST_LIMIT_SECONDS, self._limits.shortest) / 2)
         now = time.monotonic()
@@ -347,9 +349,10 @@ class Alarm:
         if hears and (silent := self._vigil.overdue(now, LEAST_LIMIT_SECONDS)):
             limit = self._vigil.limit(silent[0]).seconds
             self._end_in_silence(self._rank_silent(silent, max(LEAST_LIMIT_SECONDS, limit)))
-        wait = self._lateness.look(now)
+        stops = self._stopping()
+        wait = self._lateness.look(now, stops=stops)
         if wait is not None and (texts := self._all_beats()) is not None:
-            late = self._lateness.judge(wait, self._doing()[1], texts)
+            late = self._lateness.judge(wait, self._doing()[1], texts, stops=stops)
             if late is not None:
                 self._end_in_silence(late)
         loud = self._world.rank in (0, 1)  # rank 1 reports if rank 0 is the silent one

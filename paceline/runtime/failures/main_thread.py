@@ -4,20 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 import sys
 import sysconfig
 import threading
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_DISTRIBUTED = str(Path(sysconfig.get_path("purelib"), "torch", "distributed")) + os.sep
 _LONGEST = 200  # characters, so that heartbeats stay small
 
 
 def place() -> str:
     """Return ``score (my_rewards.py:12)``: the innermost call outside libraries; empty if unknown."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = _main_frame()
     return "" if frame is None else _shown(_own(frame) or frame)
+
+
+class DistributedCall:
+    """How long the main thread has stood at one instruction of ``torch.distributed``.
+
+    The flight recorder has no sends and receives of gloo, which a pipeline's stages wait in.
+    """
+
+    def __init__(self) -> None:
+        self._at: tuple[CodeType, int] | None = None
+        self._since = 0.0
+
+    def seconds(self, now: float) -> tuple[str, float]:
+        """Return the call and for how long it stood there at the looks so far; empty and 0 if in none."""
+        frame = _main_frame()
+        if frame is None or not frame.f_code.co_filename.startswith(_DISTRIBUTED):
+            self._at = None
+            return "", 0.0
+        at = frame.f_code, frame.f_lasti
+        if at != self._at:
+            self._at, self._since = at, now
+        return frame.f_code.co_name, now - self._since
+
+
+def _main_frame() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def _own(frame: FrameType | None) -> FrameType | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.plan.timeouts import START, WaitLimits
 from paceline.runtime import codes
 from paceline.runtime.failures.last_heard import HeartbeatRecord, rank_late
+from paceline.runtime.failures.main_thread import DistributedCall
 
 FLIGHT_SECONDS = 5.0  # between looks at the collectives under way; less where a limit is short
 _LEAST_SECONDS = 0.5
 _LOOKS = 4  # within the shortest limit
 _SHOWN = 4
+STOP_SECONDS = 60.0  # in which ranks that all wait get on, once the run is to stop
 
 
 class StragglerMonitor:
@@ -36,20 +39,32 @@ class StragglerMonitor:
         self._rank, self._limits = rank, limits
         self._every = min(FLIGHT_SECONDS, max(_LEAST_SECONDS, limits.shortest / _LOOKS))
         self._next = now + self._every
+        self._call = DistributedCall()
         self.waits = 0.0  # seconds in the longest collective under way at the last look
 
-    def look(self, now: float) -> Collective | None:
-        """Look at intervals; return a wait that has lasted longer than the shortest limit."""
+    def look(self, now: float, *, stops: bool = False) -> Collective | None:
+        """Look at intervals; return a wait that has lasted longer than the shortest limit.
+
+        ``stops``: the run is to stop, or its launcher is gone.
+        """
         if now < self._next:
             return None
         self._next = now + self._every
-        waiting = active()
+        waiting = active() or self._standing(now)
         self.waits = waiting[0].seconds if waiting else 0.0
-        return waiting[0] if self.waits > self._limits.shortest else None
+        shortest = min(self._limits.shortest, STOP_SECONDS) if stops else self._limits.shortest
+        return waiting[0] if self.waits > shortest else None
 
-    def judge(self, wait: Collective, phase: str, texts: Sequence[str | None]) -> Diagnostic | None:
+    def _standing(self, now: float) -> list[Collective]:
+        """Return the call in which this rank stands, where the flight recorder knows of none."""
+        name, seconds = self._call.seconds(now)
+        return [Collective(name, 0, "", "", seconds)] if name else []
+
+    def judge(
+        self, wait: Collective, phase: str, texts: Sequence[str | None], *, stops: bool = False
+    ) -> Diagnostic | None:
         """Return the late ranks, given this rank's ``phase`` and every rank's last heartbeat; None if there
-        are none."""
+        are none. ``stops``: as in ``look``."""
         beats = [HeartbeatRecord.of(text) or HeartbeatRecord(0, phase=START) for text in texts]
         others = [rank for rank in range(len(beats)) if rank != self._rank]
         missing = [rank for rank in others if not beats[rank].waits and not beats[rank].done]
@@ -61,10 +76,10 @@ class StragglerMonitor:
             return rank_late(
                 late, first, self._limits.in_phase(first.phase), seen, f"rank {self._rank} waits in {waits}"
             )
-        if not missing and wait.seconds > self._limit(phase):
+        if not missing and wait.seconds > min(self._limit(phase), STOP_SECONDS if stops else math.inf):
             return codes.RUNTIME_COLLECTIVE_STUCK(
                 f"rank {self._rank}",
-                waits,
+                "; ".join([waits, *(beats[rank].describe(rank) for rank in others[:_SHOWN])]),
                 rank=self._rank,
                 waits=waits,
                 key=self._limits.in_phase(phase).key,
@@ -90,8 +105,9 @@ class Collective:
     seconds: float
 
     def describe(self) -> str:
-        of = f" of {self.sizes}" if self.sizes else ""
-        return f"{self.name} {self.number}{of} in group {self.group or '?'} for {self.seconds:.0f} s"
+        of = f" {self.number}" + (f" of {self.sizes}" if self.sizes else "") if self.number else ""
+        group = f" in group {self.group}" if self.group else ""
+        return f"{self.name}{of}{group} for {self.seconds:.0f} s"
 
 
 def active(text: str | None = None, now_ns: int | None = None) -> list[Collective]:

@@ -22,6 +22,7 @@ from paceline.runtime.process_group.world import World
 from paceline.runtime.time_limit import exit_now
 from paceline.training.errors import diagnose, exit_code_of, memory_used, out_of_memory_hint
 from paceline.training.run.record import RunRecord
+from paceline.training.stop_signals import StopSignals
 
 ECHO_SECONDS = 1.0  # how long a rank that cannot join the world waits for the launcher's reason
 _WAITS = tuple(
@@ -41,6 +42,7 @@ class FailureReporter:
     def __init__(self, run: RunRecord) -> None:
         self._run = run
         self._alarm: Alarm | None = None
+        self._signals: StopSignals | None = None
         self._own_error = threading.Event()  # this rank reports its own error, so no other rank's
 
     def watch(self, world: World) -> None:
@@ -52,12 +54,14 @@ class FailureReporter:
             on_warning=self.peer_noticed,
             doing=lambda: run.observers.heartbeat.doing() if run.observers else (0, "start"),
             sign=Signs(run.run_dir.heartbeat),
+            stopping=lambda: run.line.lost.is_set() or self._signals is not None and self._signals.came(),
             limits=run.plan.limits,
         ).start()
 
-    def hear_launcher(self) -> None:
-        """From now on end this rank when the launcher reports the death of another."""
+    def hear_launcher(self, signals: StopSignals) -> None:
+        """From now on end this rank when the launcher reports the death of another, and hear its signals."""
         self._run.line.on_peer_exit = self.peer_died
+        self._signals = signals
 
     def stop(self) -> None:
         """Stop watching: this rank has succeeded."""

@@ -34,6 +34,7 @@ AGAIN, SAME, USED = "launch.restart", "launch.same_error", "launch.restarts_used
             pytest.param(3, [end(code)], [AGAIN], id=f"exit code {code}")
             for code in (1, 76, 77, 134, 139, 143)
         ),
+        pytest.param(3, [RunEnd(77, "runtime.collective_stuck", 5, "", True)], [""], id="after a stop"),
         pytest.param(3, [end(), end()], [AGAIN, SAME], id="the same error at the same step"),
         pytest.param(3, [end(), end(step=6), end(step=6)], [AGAIN, AGAIN, SAME], id="the same, later"),
         pytest.param(3, [end(), end(error="data.changed")], [AGAIN, AGAIN], id="another at that step"),
