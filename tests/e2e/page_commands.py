@@ -35,6 +35,9 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "another program's checkpoint": lambda: False,  # tests/unit/checkpoint converts recorded ones
     "another program's files": lambda: False,  # tests/unit/config imports recorded ones
     "a script of yours": lambda: False,  # tests/integration starts one
+    "Slurm": lambda: False,  # tests/integration/test_slurm.py has one of its own
+    "hosts": lambda: False,  # tests/unit/schedulers runs the scripts
+    "a run": lambda: False,  # tests/integration asks, stops and resumes one
     "Docker": lambda: False,  # scripts/try_dockerfile.py
     "vLLM": lambda: False,
     "TRL": lambda: False,  # the page installs it: tests/unit/algorithms
