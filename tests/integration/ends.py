@@ -104,7 +104,15 @@ ENDS = (
     End("SIGTERM", 75, "stopped", printed="resume      paceline train", sent=STOP, quick=True),
     End("SIGHUP", 75, "stopped", sent=(signal.SIGHUP,)),
     End("Ctrl-C", 75, "stopped", printed="--resume latest", sent=(signal.SIGINT,), nproc=2),
-    End("Ctrl-C twice", 130, "stopped", EARLY, sent=(signal.SIGINT, signal.SIGINT), act="time.sleep(60)"),
+    End(
+        "Ctrl-C twice",
+        130,
+        "stopped",
+        EARLY,
+        sent=(signal.SIGINT, signal.SIGINT),
+        kind="preemption",
+        act="time.sleep(60)",
+    ),
     End("closed terminal", 75, "stopped", way="closed_terminal"),
     End(
         "SIGTERM before the first step",

@@ -26,6 +26,7 @@ _ENDED = re.compile(
     r"|end time of running|`?Trainer\.fit`? stopped"
     r"|\btraining run (?:completed|finished)|run finished|finished: completed"
 )
+_TRAINS = re.compile(r"(?i)(?:train(?:ing)?|epoch[ \d/]*|steps?)?:?$")
 _END_WORDS = ("train", "exits", "end time", "finished")
 _SAVED = re.compile(
     r"(?i)(?:saving (?:model )?checkpoint to|saved? (?:model |state )?(?:checkpoint )?(?:to|at|in)"
@@ -55,8 +56,6 @@ class LogProgress:
 
     def read(self, number: int, text: str) -> bool:
         """Take in a line; whether it is nothing but progress."""
-        if "%|" in text and (bar := _BAR.match(text)) is not None:
-            return self._take_bar(number, text, bar)
         lower = text.lower()
         if "sav" in lower and (saved := _SAVED.search(text)) is not None:
             self.saved, self.saved_step = saved[1].rstrip(".,"), self.last
@@ -70,16 +69,20 @@ class LogProgress:
             return False
         self.steps += 1
         self._take_loss(number, text, loss[1].lower())
-        return True
+        return "error" not in lower and "traceback" not in lower
 
-    def _take_bar(self, number: int, text: str, bar: re.Match[str]) -> bool:
+    def take_bar(self, number: int, text: str) -> str:
+        """Take in the bar that a line begins with, and return what stands behind it."""
+        bar = _BAR.match(text) if "%|" in text else None
+        if bar is None:
+            return text
         at, name = int(bar["at"]), bar["name"]
         if _PREPARES.search(name):
             self.preparing = (number, text) if at < int(bar["of"]) else None
-        elif not name and (at > self._bar or at == 0):  # 0: another attempt begins
+        elif _TRAINS.match(name) and (at > self._bar or at == 0):  # 0: another attempt begins
             self.steps, self.last, self._bar = self.steps + (at > self._bar >= 0), at, at
-        rest = text[bar.end() :]
-        return "timed out" not in rest and "Error" not in rest
+        close = text.find("]", bar.end(), bar.end() + 160)
+        return text[close + 1 :].lstrip() if close >= 0 else ""
 
     def _take_loss(self, number: int, text: str, written: str) -> None:
         norm = _NORM.search(text)

@@ -120,6 +120,9 @@ class LogReader:
         if not self._trainer and number < _TRAINER_LINES:
             self._trainer = trainer_of(raw)
         source, text = take_prefix(raw)
+        if (behind := self._progress.take_bar(number, text)) != text:
+            inner, text = take_prefix(behind)
+            source = inner if source == LineSource() else source
         if source.rank is None and self._rank is not None:
             source = replace(source, rank=self._rank)
         if source.rank is not None:

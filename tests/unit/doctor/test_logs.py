@@ -147,6 +147,15 @@ def test_lines_are_counted_as_an_editor_does() -> None:
     assert read(text).evidence[0].place == "a.log:3"
 
 
+def test_a_message_behind_a_bar_is_read() -> None:
+    bar = " 59%|█████▊    | 1663/2840 [6:59:31<4:51:53, 14.88s/it]"
+    stop = "W1229 16:43:25.650000 190834 x/api.py:723] Received 1 death signal, shutting down workers"
+    assert read(f"{bar}{stop}\n").id == "torchrun_sigterm"
+    error = 'Traceback (most recent call last):\n  File "a.py", line 1\nKeyError: 1\n'
+    assert read(f"Train: {bar}{error}").evidence[0].number == 3
+    assert read("ValueError: loss: 7.1 is too large\n").id == "python_exception"
+
+
 @pytest.mark.parametrize(
     ("name", "rank"),
     [("rank-00003.log", 3), ("logs/attempt_0/5/stderr.log", 5), ("task_12.out", 12), ("train.log", None)],
