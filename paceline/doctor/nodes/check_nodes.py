@@ -54,7 +54,8 @@ _CLOCK_SECONDS, _CLOCK_TRIES = 10.0, 5
 _FACTS_SECONDS = 120.0  # hashes of large files, a plan, a disk that hangs
 _STEP_SECONDS = 40.0  # a look, some connections, or one transfer
 _RETRIED, _AGAIN = 8, 2  # slow links that are tried again, one after the other
-_LINES = 32  # nodes in the report
+_LINES, _FINDINGS = 32, 500  # nodes and findings in the report
+_RESOLVE_SECONDS = 0.5  # between two looks for a name that is not known yet, as a pod's
 
 
 def check_one(job: NodeJob) -> NodesVerdict:
@@ -70,7 +71,7 @@ def check_nodes(job: NodeJob, wait_seconds: float = WAIT_SECONDS) -> NodesVerdic
     """
     try:
         secret = _secret(job)
-        server, mine, listener = _places(job, secret)
+        server, mine, listener = _places(job, secret, wait_seconds)
     except ConfigError as error:
         return NodesVerdict(findings=tuple(finding.to_json() for finding in error.diagnostics))
     node = NodeServer(job, mine, secret, listener)
@@ -94,7 +95,9 @@ def _secret(job: NodeJob) -> bytes:
     return read_secret(job.environ)
 
 
-def _places(job: NodeJob, secret: bytes) -> tuple[socket.socket | None, Hello, PartnerListener]:
+def _places(
+    job: NodeJob, secret: bytes, wait_seconds: float
+) -> tuple[socket.socket | None, Hello, PartnerListener]:
     """Return node 0's listener (None on other nodes), this node's hello, and the listener for partners.
 
     Raises ConfigError (``node.master``) where the address of node 0 cannot be used.
@@ -105,7 +108,7 @@ def _places(job: NodeJob, secret: bytes) -> tuple[socket.socket | None, Hello, P
         raise ConfigError(codes.NODE_MASTER_LOOPBACK("--master-addr", f"{host} is {local} here (/etc/hosts)"))
     server = None
     try:
-        address = address_towards(host)
+        address = _own_address(host, wait_seconds)
         if cluster.node_rank == 0:
             address = resolved(host)[1]
             server = listen_at(address, port)
@@ -115,6 +118,18 @@ def _places(job: NodeJob, secret: bytes) -> tuple[socket.socket | None, Hello, P
     listener = PartnerListener(address, secret)
     mine = Hello(cluster.node_rank, cluster.num_nodes, socket.gethostname(), address, listener.port)
     return server, mine, listener
+
+
+def _own_address(host: str, wait_seconds: float) -> str:
+    """Return this node's address towards ``host``, whose name may become known while we wait."""
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            return address_towards(host)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_RESOLVE_SECONDS)
 
 
 def _take_part(job: NodeJob, node: NodeServer, secret: bytes, wait_seconds: float) -> NodesVerdict:
@@ -173,7 +188,7 @@ class _Check:
             self.found += self._folder()
             self.found += self._links(shifts)
         self._ranks(facts)
-        verdict = NodesVerdict(tuple(self.lines), tuple(finding.to_json() for finding in _sorted(self.found)))
+        verdict = NodesVerdict(tuple(self.lines), tuple(f.to_json() for f in _sorted(self.found)[:_FINDINGS]))
         self.meeting.publish(verdict)
         return verdict
 

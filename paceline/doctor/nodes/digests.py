@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 WHOLE_BYTES = 64 << 20  # files up to this size are hashed whole
 _SAMPLE, _SAMPLES = 1 << 20, 16  # of larger ones: this many pieces, from the first to the last byte
 SECONDS = 30.0  # for all files; what comes later has its size alone
+_MOST_FILES = 20_000  # of a folder that are looked at, in the order of their names
 _NAMED = 200  # files in a message; the rest is one entry
 
 
@@ -31,7 +33,7 @@ def named_files(
     deadline = time.monotonic() + seconds
     digests = []
     for key, path in _paths(config, environ).items():
-        for file in _files(path):
+        for file in islice(_files(path), _MOST_FILES):
             name = file.name if file == path else str(file.relative_to(path))
             try:
                 size = file.stat().st_size

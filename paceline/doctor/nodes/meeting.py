@@ -28,6 +28,7 @@ class Meeting:
 
     def __init__(self, server: socket.socket, secret: bytes, mine: Hello) -> None:
         self._server, self._secret, self._mine = server, secret, mine
+        self._place = ":".join(map(str, server.getsockname()[:2]))
         self._change = threading.Condition()
         self._wires: dict[int, Wire] = {}
         self._hellos: dict[int, Hello] = {mine.rank: mine}
@@ -59,7 +60,7 @@ class Meeting:
                 codes.NODE_MISSING(
                     ", ".join(f"node {rank}" for rank in absent[:16]) + (" …" if len(absent) > 16 else ""),
                     f"{len(self._hellos)} of {self._mine.nnodes} nodes came within {seconds:.0f} s",
-                    address=f"{self._mine.address}",
+                    address=self._place,
                     evidence={"ranks": absent},
                 )
             )
