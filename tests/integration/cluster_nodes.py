@@ -130,6 +130,13 @@ class Nodes:
         self, config: Path, faults: dict[int, Fault] | None = None, *words: str, master: str = "10.97.0.1"
     ) -> list[Report | None]:
         """``paceline doctor CONFIG`` on all nodes; None for one that is absent or was killed."""
+        processes = self.begin(config, faults, *words, master=master)
+        return [None if process is None else report_of(process) for process in processes]
+
+    def begin(
+        self, config: Path, faults: dict[int, Fault] | None = None, *words: str, master: str = "10.97.0.1"
+    ) -> list[subprocess.Popen[str] | None]:
+        """Start it on all nodes."""
         processes: list[subprocess.Popen[str] | None] = []
         environ = clean_environment(self.folder)
         for node in range(COUNT):
@@ -139,7 +146,7 @@ class Nodes:
             place = ("--nnodes", str(COUNT), "--node-rank", str(rank), "--master-addr", master)
             argv += [*place, "--master-port", "29571", *words, *fault.argv]
             processes.append(None if fault.absent else self.start(node, argv, fault, environ))
-        return [None if process is None else report(process) for process in processes]
+        return processes
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,7 @@ class Report:
         return next(finding for finding in self.findings if finding["code"] == code)
 
 
-def report(process: subprocess.Popen[str]) -> Report | None:
+def report_of(process: subprocess.Popen[str]) -> Report | None:
     try:
         stdout, stderr = process.communicate(timeout=DEADLINE)
     except subprocess.TimeoutExpired:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import warm
-from cluster_nodes import Report, clean_environment, report
+from cluster_nodes import Report, clean_environment, report_of
 from ranks import free_port
 
 pytestmark = [pytest.mark.integration]
@@ -53,7 +53,7 @@ class Job:
             )
             for number, arguments in words.items()
         ]
-        reports = [report(process) for process in processes]
+        reports = [report_of(process) for process in processes]
         assert all(reports)
         return [one for one in reports if one is not None]
 
