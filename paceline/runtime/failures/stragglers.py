@@ -29,6 +29,12 @@ FLIGHT_SECONDS = 5.0  # between looks at the collectives under way; less where a
 _LEAST_SECONDS = 0.5
 _LOOKS = 4  # within the shortest limit
 _SHOWN = 4
+#: Findings of ranks that wait for each other.
+WAITS = (
+    codes.RUNTIME_RANK_LATE.name,
+    codes.RUNTIME_RANK_SILENT.name,
+    codes.RUNTIME_COLLECTIVE_STUCK.name,
+)
 STOP_SECONDS = 60.0  # in which ranks that all wait get on, once the run is to stop
 
 

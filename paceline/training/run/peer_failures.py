@@ -12,12 +12,11 @@ from paceline.core.diagnostics import Diagnostic, print_diagnostics
 from paceline.core.errors import ExitCode, PacelineError
 from paceline.launch.supervision.worker_channel import PeerExit
 from paceline.runlog import events
-from paceline.runtime import codes as runtime_codes
 from paceline.runtime.failures.alarm import Alarm
 from paceline.runtime.failures.heartbeat import Signs
 from paceline.runtime.failures.main_thread import write_stacks
 from paceline.runtime.failures.root_cause import is_cascade, is_timeout
-from paceline.runtime.failures.stragglers import write_flight
+from paceline.runtime.failures.stragglers import WAITS, write_flight
 from paceline.runtime.process_group.world import World
 from paceline.runtime.time_limit import exit_now
 from paceline.training.errors import diagnose, exit_code_of, memory_used, out_of_memory_hint
@@ -25,14 +24,6 @@ from paceline.training.run.record import RunRecord
 from paceline.training.stop_signals import StopSignals
 
 ECHO_SECONDS = 1.0  # how long a rank that cannot join the world waits for the launcher's reason
-_WAITS = tuple(
-    code.name
-    for code in (
-        runtime_codes.RUNTIME_RANK_LATE,
-        runtime_codes.RUNTIME_COLLECTIVE_STUCK,
-        runtime_codes.RUNTIME_RANK_SILENT,
-    )
-)  # findings of ranks that wait
 ROOT_CAUSE_SECONDS = 5.0  # how long a rank that lost its peers waits for the failed one's error
 
 
@@ -137,7 +128,7 @@ class FailureReporter:
         print(f"rank {rank} failed:\n{finding.render()}", file=sys.stderr, flush=True)
         if run.observers is not None:
             self._write_down(rank, finding, code)
-        if code == ExitCode.PEER_SILENT or finding.code in _WAITS:
+        if code == ExitCode.PEER_SILENT or finding.code in WAITS:
             self._write_waits()
         if code == ExitCode.PEER_SILENT:
             run.line.failed(code, finding)
