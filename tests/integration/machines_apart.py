@@ -47,7 +47,8 @@ class MachinesApart:
         self._ip("link", "add", bridge, "type", "bridge")
         self._ip("addr", "add", f"{self._net}.254/24", "dev", bridge)
         self._ip("link", "set", bridge, "up")
-        self.environ["HYDRA_IFACE"] = bridge  # this machine's name may lead the others to themselves
+        # This machine may have other networks, and a name that leads the others to themselves
+        self.environ |= {"HYDRA_IFACE": bridge, "OMPI_MCA_oob_tcp_if_include": f"{self._net}.0/24"}
         keys = self.folder / "key", self.folder / "host-key"
         for key in keys:
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
