@@ -23,8 +23,12 @@ _TAIL_BYTES = 1 << 20  # the last step is among the last events of a rank
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a start ended. ``error``: the code of what ended it, empty if unknown; ``step``: the last recorded
-    one; ``saved``: name of the newest checkpoint, empty without one; ``stopped``: a signal had asked for it.
+    """How a start ended.
+
+    - ``error``: the code of what ended it, empty if unknown
+    - ``step``: the last recorded one
+    - ``saved``: name of the newest checkpoint, empty without one
+    - ``stopped``: a signal had asked for it
     """
 
     code: int
