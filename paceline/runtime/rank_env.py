@@ -15,6 +15,7 @@ from paceline.launch.environment.job_managers import (
     local_sizes,
     manager_of,
 )
+from paceline.launch.processes import MARK
 from paceline.runtime import codes
 
 DEFAULT_PORT = 29500
@@ -73,7 +74,8 @@ class RankEnv:
         """
         if environ.get("RANK", "") != "":
             env = _from_rank_variables(environ, local_rank_flag)
-            if env.launcher == "env":
+            # Our own launcher, itself one task of a node, has set the ranks of its processes
+            if env.launcher == "env" and MARK not in environ:
                 _refuse_two_launchers(environ, env)
         else:
             manager = manager_of(environ)

@@ -148,7 +148,7 @@ class TestCycles:
     def test_stop_status_and_resume_through_slurm(self, jobs: Jobs, tiny: Tiny) -> None:
         run = jobs.folder / "run"
         config = tiny(output_dir=str(run), max_steps=100_000, save_strategy="no", use_cpu=True)
-        number = jobs.submit(config, "--nodes", "2", "--time", "1h")
+        number = jobs.submit(config, "--nodes", "2", "--time", "1h", "launch.nproc=2")  # two ranks a node
         jobs.under_way(run, 5)
         assert f"job {number}: RUNNING on node[1-2]" in jobs.paceline("status", str(run)).out
         assert jobs.paceline("resume", str(run)).code == 2  # it runs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.errors import ConfigError
+from paceline.launch.processes import MARK
 from paceline.runtime.rank_env import RankEnv, first_host
 
 TORCHRUN = {
@@ -182,3 +183,11 @@ def test_contradictions_are_refused(change: dict[str, str], code: str) -> None:
 def test_world_size_without_rank_is_refused() -> None:
     assert code_of({"WORLD_SIZE": "4"}) == "runtime.env_missing"
     assert RankEnv.from_environ({"WORLD_SIZE": "1"}).world_size == 1
+
+
+def test_a_launcher_that_is_one_task_of_a_node_numbers_its_own_ranks() -> None:
+    ours = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2"}
+    ours |= {"MASTER_ADDR": "gpu003", "MASTER_PORT": "29511"}
+    assert code_of({**SLURM, **ours}) == "runtime.env_two_launchers"
+    env = RankEnv.from_environ({**SLURM, **ours, MARK: "0f"})
+    assert (env.rank, env.world_size, env.local_rank) == (5, 8, 1)
