@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -44,10 +45,14 @@ def words(**options: OptionValue | list[str]) -> list[str]:
 def become(module: str, *arguments: str) -> NoReturn:
     """Replace this process by ``python -m module …``: same pid and signals, and its exit code."""
     reach_package()
+    become_program(module_argv(ENTERED, module, *arguments))
+
+
+def become_program(argv: Sequence[str]) -> NoReturn:
+    """Replace this process by a program, given by its path: same pid and signals, and its exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
-    argv = module_argv(ENTERED, module, *arguments)
-    os.execv(argv[0], argv)
+    os.execv(argv[0], list(argv))
 
 
 def call(module: str, *arguments: str) -> int:

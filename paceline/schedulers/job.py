@@ -94,7 +94,8 @@ class Rendering:
     """Files by name, the commands (argv) that hand them to the scheduler, and what a reader should know.
 
     A command names a file by its path below ``ClusterJob.out``. ``executable``: files to run;
-    ``store_secret``: ``SECRET_NAME`` is made next to the files, readable by its owner only.
+    ``store_secret``: ``SECRET_NAME`` is made next to the files, readable by its owner only; ``foreground``:
+    the command is the job itself, and ends with its exit code.
     """
 
     files: Mapping[str, str]
@@ -102,6 +103,7 @@ class Rendering:
     notes: tuple[str, ...] = ()
     executable: frozenset[str] = frozenset()
     store_secret: bool = False
+    foreground: bool = False
 
 
 class Scheduler(Protocol):

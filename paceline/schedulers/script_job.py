@@ -35,13 +35,21 @@ def script_job(
     """Return the script of a job: it runs ``command``, or starts ``nodes`` by ssh.
 
     ``more``: variables beside the site's; ``through_run``: a signal becomes a request in the run's directory,
-    since ``command`` would end its processes before they have saved. Raises ConfigError for an image.
+    since ``command`` would end its processes before they have saved. Raises ConfigError for an image or a
+    sweep.
     """
     if job.site.image:
         reason, hint = "its command starts no containers", "leave it out, or start paceline launch inside one"
         raise ConfigError(
             codes.SCHEDULERS_VALUE(
                 "launch.image", job.site.image, scheduler=scheduler, reason=reason, hint=hint
+            )
+        )
+    if job.tasks:
+        reason, hint = "arrays of runs are Slurm's", "paceline sweep, or launch each by itself"
+        raise ConfigError(
+            codes.SCHEDULERS_VALUE(
+                "--sweep", f"{len(job.tasks)} runs", scheduler=scheduler, reason=reason, hint=hint
             )
         )
     template = "nodes.sh.jinja" if nodes else "run.sh.jinja"
@@ -61,7 +69,11 @@ def script_job(
     )
     path = str(job.out / SCRIPT)
     return Rendering(
-        {SCRIPT: text}, ((path,),), executable=frozenset({SCRIPT}), store_secret=needs_secret(job)
+        {SCRIPT: text},
+        ((path,),),
+        executable=frozenset({SCRIPT}),
+        store_secret=needs_secret(job),
+        foreground=True,
     )
 
 

@@ -38,11 +38,8 @@ def wait_for_step(run: Path, step: int) -> None:
 def test_a_local_job_is_stopped_and_gone_on_with(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     yaml = write_yaml(tmp_path / "c.yaml", tiny(max_steps=4000, save_strategy="no", use_cpu=True))
-    launched = paceline("launch", str(yaml), "--on", "local")
-    assert launched.code == 0, launched.err
-    job = subprocess.Popen(
-        [launched.out.strip()], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
-    )
+    command = [sys.executable, "-m", "paceline.cli.main", "launch", str(yaml), "--on", "local", "--submit"]
+    job = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
     wait_for_step(run, 3)
     assert "running, step" in paceline("status", str(run)).out
     assert paceline("resume", str(run)).code == 2  # it runs

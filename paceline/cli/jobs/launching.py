@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from paceline.api.run import Run, existing_run
 from paceline.cli import codes
 from paceline.cli.errors import print_diagnostics
 from paceline.cli.options import Overrides, RunFolder, RunOrUrl
-from paceline.cli.process import become
+from paceline.cli.process import become, become_program
 from paceline.config.registries.object_store_url import is_url
 from paceline.core.errors import ConfigError
 from paceline.core.files import open_run_file
@@ -121,7 +120,9 @@ def launch(
     for note in rendering.notes:
         typer.echo(f"note: {note}", err=True)
     for argv in rendering.submit:
-        if submit:
+        if submit and rendering.foreground:
+            become_program(argv)
+        elif submit:
             typer.echo(answer_of(argv, os.environ).strip())
         else:
             typer.echo(shlex.join(argv))
@@ -207,7 +208,7 @@ def resume(run: RunFolder) -> None:
     typer.echo(shlex.join(argv), err=True)
     os.chdir(launched.folder)
     if not launched.job:  # a process of this terminal
-        raise typer.Exit(subprocess.run(argv, check=False).returncode)
+        become_program(argv)
     printed = answer_of(argv, os.environ)
     typer.echo(printed.strip())
     # Until the new job starts, stop and status are of it, not of the one that has ended

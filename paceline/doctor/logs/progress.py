@@ -12,7 +12,7 @@ _LOSS = re.compile(
 _NORM = re.compile(r"(?i)\bgrad[ _]norm['\"]?\s*[:=|]\s*['\"]?([-+]?[\d.]+(?:e[-+]?\d+)?|nan|inf)")
 _STEP = re.compile(
     r"(?i)(?:global_step/max_steps['\"]?: ?['\"]|\bglobal[ _]?step['\"]?\s*[:=]\s*|\biteration\s*[:=]?\s+"
-    r"|\bsteps?['\"]?\s*[:=]?\s*)(\d{1,9})"
+    r"|\bsteps?['\"]?\s*[:=]?\s*)(\d{1,9})(?!\d|\.\d+ on )"  # no "STEP 4411.0 ON node" of Slurm
 )
 _BAR = re.compile(
     r"^\s{0,8}(?P<name>[^|%]{0,120}?)\s{0,40}\d{1,3}%\|[^|]{0,200}\|"

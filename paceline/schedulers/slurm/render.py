@@ -15,6 +15,7 @@ from paceline.schedulers.templates import codes_after, environment
 SCRIPT = "job.sbatch"
 #: sbatch reads a word of a #SBATCH line into a buffer of this many bytes
 _LONGEST = 8000
+_EARLY = 60  # seconds that the signal of --signal may come before its time
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -22,7 +23,7 @@ def slurm_job(job: ClusterJob) -> Rendering:
     """Return the batch script. Raises ConfigError for values that Slurm cannot hold, all at once."""
     options = batch_options(job)
     wrong = [finding for name, value in options if (finding := _unholdable(name, value))]
-    wrong += _container_findings(job)
+    wrong += [*_container_findings(job), *_time_findings(job)]
     if wrong:
         raise ConfigError(*wrong)
     template = environment(Path(__file__).parent).get_template("job.sbatch.jinja")
@@ -76,6 +77,18 @@ def batch_options(job: ClusterJob) -> list[tuple[str, str | None]]:
         *([("exclusive", None)] if site.exclusive else []),
     ]
     return [*options, *plain, *map(_further, site.sbatch_options)]
+
+
+def _time_findings(job: ClusterJob) -> list[Diagnostic]:
+    """Refuse a time that is over, for the ranks, as soon as it begins: the job would requeue for ever."""
+    save, limit = job.site.save_seconds, job.time_limit
+    if limit is None or limit > save + _EARLY:
+        return []
+    reason = f"its ranks save {save} s before the end, and Slurm may say so a minute earlier"
+    hint = f"more than {save + _EARLY} s, or a smaller launch.save_seconds"
+    return [
+        codes.SCHEDULERS_VALUE("launch.time_limit", f"{limit} s", scheduler="Slurm", reason=reason, hint=hint)
+    ]
 
 
 def quoted(value: str | None) -> str:

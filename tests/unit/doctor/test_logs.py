@@ -156,6 +156,18 @@ def test_a_message_behind_a_bar_is_read() -> None:
     assert read("ValueError: loss: 7.1 is too large\n").id == "python_exception"
 
 
+def test_a_step_of_slurm_is_none_of_the_training() -> None:
+    end = "slurmstepd: error: *** STEP 99121.0 ON n2 CANCELLED AT 2025-04-01 DUE TO TIME LIMIT ***"
+    log = f"step: 20 loss: 2.0\n{end}\n"
+    assert read(log).id == "time_limit" and read(log).lost.startswith("up to step 20:")
+
+
+def test_words_that_only_look_like_a_refused_option_or_a_nan() -> None:
+    bad = "pyarrow.lib.ArrowInvalid: JSON parse error: Missing a closing quotation mark in string.\n"
+    assert read(f"{bad}datasets.exceptions.DatasetGenerationError: x\n").id == "bad_rows"
+    assert not read("loaded the rows (no NaN rows found)\nstep 1 loss: 2.0\n").id
+
+
 @pytest.mark.parametrize(
     ("name", "rank"),
     [("rank-00003.log", 3), ("logs/attempt_0/5/stderr.log", 5), ("task_12.out", 12), ("train.log", None)],

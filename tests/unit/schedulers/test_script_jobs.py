@@ -17,7 +17,7 @@ from rendered_jobs import job, random_value
 
 from paceline.core.errors import ConfigError
 from paceline.schedulers.hosts import read_hosts
-from paceline.schedulers.job import ClusterJob
+from paceline.schedulers.job import ArrayTask, ClusterJob
 from paceline.schedulers.local import local_job
 from paceline.schedulers.mpi import mpi_job
 from paceline.schedulers.ssh import ssh_job
@@ -40,6 +40,10 @@ if code == "stays":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     (folder / f"stays-{rank}").touch()
     time.sleep(300)
+if code == "asked":  # by `paceline stop`, before a step that can be saved
+    (folder / "run").mkdir(exist_ok=True)
+    (folder / "run/stop-request.json").touch()
+    code = 143
 sys.exit(code)
 """
 _SSH = """#!/bin/sh
@@ -157,6 +161,38 @@ def test_a_local_job_starts_again_after_failures_and_never_after_a_refusal(tmp_p
         of = prepared(folder, {"0": [*codes]}, nodes=1)
         code, out = answer(of, local_job(of))
         assert (code, len(calls(folder))) == (expected, starts), (name, out)
+
+
+def test_a_deliberate_stop_is_final_whatever_the_code(tmp_path: Path) -> None:
+    """A request to an earlier start of the job is none to this one."""
+    for name, nodes in (("local", 1), ("ssh", 2)):
+        folder = tmp_path / name
+        (folder / "run").mkdir(parents=True)
+        (folder / "run/stop-request.json").touch()
+        of = prepared(folder, {"0": [1, "asked", 0], "1": [76, 76, 0]}, nodes=nodes)
+        code, out = answer(of, (local_job if nodes == 1 else ssh_job)(of))
+        assert (code, len(calls(folder))) == (143, 2), out
+
+
+def test_a_stopped_mpi_job_leaves_nothing_that_waits(tmp_path: Path) -> None:
+    of = prepared(tmp_path, {"0": ["stays"]}, launch={"mpi": "mpich"})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "programs").mkdir()
+    mpi = tmp_path / "programs/mpiexec.hydra"
+    asked = tmp_path / "run/stop-request.json"
+    mpi.write_text(f"#!/bin/sh\ntouch {tmp_path}/runs\nwhile [ ! -e {asked} ]; do sleep 0.1; done\nexit 75\n")
+    mpi.chmod(stat.S_IRWXU)
+    process = started(of, mpi_job(of))
+    wait_for((tmp_path / "runs").exists)
+    process.terminate()
+    process.communicate(timeout=60)  # the end of its output
+    assert process.returncode == 75
+
+
+def test_runs_of_a_sweep_are_refused_where_one_command_runs(tmp_path: Path) -> None:
+    of = prepared(tmp_path, {}, nodes=1, tasks=(ArrayTask("a", (), str(tmp_path / "a")),))
+    with pytest.raises(ConfigError, match="arrays of runs"):
+        local_job(of)
 
 
 def test_a_local_job_hands_a_signal_on_and_waits(tmp_path: Path) -> None:

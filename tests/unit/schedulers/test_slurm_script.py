@@ -229,6 +229,14 @@ def test_a_value_that_a_line_cannot_hold_is_refused_by_its_name(tmp_path: Path, 
     assert finding.code == "schedulers.value" and finding.where == f"--{'mem' if name == 'memory' else name}"
 
 
+def test_a_time_that_is_over_at_its_start_is_refused(tmp_path: Path) -> None:
+    """The ranks would save at once and be requeued, again and again."""
+    for seconds in (30, 180):
+        with pytest.raises(ConfigError, match="launch.time_limit"):
+            slurm_job(job(tmp_path, time_limit=seconds))
+    assert slurm_job(job(tmp_path, time_limit=240)).files
+
+
 def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     wrong = job(
         tmp_path,
