@@ -35,6 +35,7 @@ def wait_for_step(run: Path, step: int) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.fresh
 def test_a_local_job_is_stopped_and_gone_on_with(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
     run = tmp_path / "run"
     yaml = write_yaml(tmp_path / "c.yaml", tiny(max_steps=4000, save_strategy="no", use_cpu=True))
