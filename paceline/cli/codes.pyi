@@ -99,6 +99,16 @@ class _CLI_UNKNOWN_VERB(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _CLI_NO_LOG(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _CLI_DOCTOR_LOG(CodeName):
     def __call__(
         self,
@@ -172,6 +182,7 @@ CLI_SERVE_PACKAGES: _CLI_SERVE_PACKAGES
 CLI_PORT: _CLI_PORT
 CLI_UNKNOWN_CODE: _CLI_UNKNOWN_CODE
 CLI_UNKNOWN_VERB: _CLI_UNKNOWN_VERB
+CLI_NO_LOG: _CLI_NO_LOG
 CLI_DOCTOR_LOG: _CLI_DOCTOR_LOG
 CLI_DOCTOR_NO_LOG: _CLI_DOCTOR_NO_LOG
 PLAN_SUBJECT: Code

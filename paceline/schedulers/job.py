@@ -93,9 +93,11 @@ class ClusterJob:
 class Rendering:
     """Files by name, the commands (argv) that hand them to the scheduler, and what a reader should know.
 
-    A command names a file by its path below ``ClusterJob.out``. ``executable``: files to run;
-    ``store_secret``: ``SECRET_NAME`` is made next to the files, readable by its owner only; ``foreground``:
-    the command is the job itself, and ends with its exit code.
+    A command names a file by its path below ``ClusterJob.out``.
+
+    - ``executable``: files to run
+    - ``store_secret``: ``SECRET_NAME`` is made next to the files, readable by its owner only
+    - ``foreground``: the command is the job itself, and ends with its exit code
     """
 
     files: Mapping[str, str]

@@ -57,6 +57,8 @@ def test_a_local_job_is_stopped_and_gone_on_with(tiny: Tiny, paceline: Paceline,
     assert "completed, step" in paceline("status", str(run)).out
     assert "on request" not in paceline("status", str(run)).out
     assert "step" in paceline("logs", str(run)).out and paceline("logs", str(run), "0").code == 0
+    unknown = paceline("logs", str(run), "7")
+    assert unknown.code == 2 and "this rank has no log here" in unknown.err and "of rank 0" in unknown.err
 
 
 def test_a_run_of_train_is_found_by_its_record_and_another_users_is_not_trusted(

@@ -18,7 +18,7 @@ from paceline.cli.options import Overrides, RunFolder, RunOrUrl
 from paceline.cli.process import become, become_program
 from paceline.config.registries.object_store_url import is_url
 from paceline.core.errors import ConfigError
-from paceline.core.files import open_run_file
+from paceline.core.files import listed, open_run_file
 from paceline.core.rundir import RunDir
 from paceline.launch.launch_record import LaunchedBy, read_launch, request_stop, write_launch
 from paceline.launch.preflight.load_config import load_to_start
@@ -184,6 +184,11 @@ def logs(
     """Print the run's log, or that of one rank."""
     folder = RunDir.at(existing_run(run))
     path = folder.training_log if rank is None else folder.rank_log(rank)
+    if not path.is_file():
+        there = [
+            log.stem.removeprefix("rank-").lstrip("0") or "0" for log in listed(folder.logs, "rank-*.log")
+        ]
+        raise ConfigError(codes.CLI_NO_LOG(str(path), f"logs of rank {', '.join(there) or 'none'}"))
     with open_run_file(path) as file:
         while block := file.read(_READ_BYTES):
             typer.echo(block.decode("utf-8", "replace"), nl=False)

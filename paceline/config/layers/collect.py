@@ -100,16 +100,16 @@ class Collector:
         self.entries, notes = migrated(self.entries, version)
         self.notes += notes
 
-    def look_at(self, node: Node, source: Source, name: str = "") -> None:
+    def look_at(self, node: Node, source: Source, path: tuple[str, ...] = ()) -> None:
         """Report secrets and shell variables in the values under ``node``, whatever their keys."""
-        for finding in misplaced(leaves(node, source, (name,) if name else ()), source.layer):
+        for finding in misplaced(leaves(node, source, path), source.layer):
             self.problems.append(finding)
             if finding.code == codes.SEC_SECRET_ON_CLI.name:
                 self._secret_places.add(finding.where)
 
     def written(self, parts: tuple[str, ...], node: Node, source: Source) -> None:
         """Collect one setting that is not from a file, after checking its value."""
-        self.look_at(node, source, parts[-1])
+        self.look_at(node, source, parts)
         self.setting(parts, node, source)
 
     def setting(self, parts: tuple[str, ...], node: Node, source: Source) -> None:

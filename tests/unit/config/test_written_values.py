@@ -236,3 +236,9 @@ def test_one_underscore_is_named(load, refuse, name: str, refused: bool) -> None
     said = refuse(BASE, environ=environ).diagnostics if refused else load(BASE, environ=environ).notes
     (found,) = [d for d in said if d.code == "config.unknown_variable"]
     assert name in found.what and "PACELINE_TRAINING__" in found.hint or "__" in found.hint
+
+
+def test_the_place_of_a_secret_is_none_itself_also_on_the_command_line(load, refuse) -> None:
+    loaded = load(BASE, "launch.secrets.HF_TOKEN=/etc/hub")
+    assert loaded.config.launch.secrets == {"HF_TOKEN": "/etc/hub"}
+    assert secrets(refuse(BASE, "launch.env.HF_TOKEN=/etc/hub"))

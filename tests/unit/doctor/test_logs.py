@@ -166,6 +166,8 @@ def test_words_that_only_look_like_a_refused_option_or_a_nan() -> None:
     bad = "pyarrow.lib.ArrowInvalid: JSON parse error: Missing a closing quotation mark in string.\n"
     assert read(f"{bad}datasets.exceptions.DatasetGenerationError: x\n").id == "bad_rows"
     assert not read("loaded the rows (no NaN rows found)\nstep 1 loss: 2.0\n").id
+    assert not read("step 1 loss: 2.0\nslurm: no oom_kill events in this step\n").id
+    assert read("slurmstepd: error: Detected 2 oom_kill events in StepId=7.0\n").id == "slurm_oom"
 
 
 @pytest.mark.parametrize(
