@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from paceline.config.registries.object_store_url import is_url
 from paceline.config.sections.training_steps import AUTO_RESUME
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import ConfigError, ExitCode, PacelineError
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
 from paceline.launch import codes
@@ -161,7 +161,7 @@ class CheckedRun:
                 if note.severity is Severity.ERROR:
                     break
                 if not wait(restarts.pause, stops):
-                    return int(ExitCode.STOPPED)
+                    break  # stopped, but as what it is: failed
                 again = self._resumed(AUTO_RESUME if end.saved else self._resume or AUTO_RESUME)
                 for finding in again.claim():
                     report(finding.render())

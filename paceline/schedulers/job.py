@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.config.sections.launch import LaunchSection, seconds_of
+from paceline.launch.run_secret import VALUE
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,17 @@ class ClusterJob:
     def fixed_time_limit(self) -> int | None:
         """Seconds that the config itself sets, where a prediction must not end the job."""
         return seconds_of(self.site.time_limit) if self.site.time_limit else None
+
+    @property
+    def signs(self) -> bool:
+        """Whether the ranks of several nodes sign with a secret of the job, as the site gives them none."""
+        return self.nodes > 1 and VALUE not in self.secrets and not self.site.allow_unsigned_store
+
+    @property
+    def interfaces(self) -> dict[str, str]:
+        """Return the variables by which gloo and NCCL take the site's interface."""
+        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        return dict.fromkeys(names, self.site.interface) if self.site.interface else {}
 
     @property
     def max_restarts(self) -> int:

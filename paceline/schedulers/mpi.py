@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paceline.schedulers.hosts import hosts_of
 from paceline.schedulers.job import ClusterJob, Rendering
-from paceline.schedulers.script_job import needs_secret, script_job, variables_of
+from paceline.schedulers.script_job import script_job, variables_of
 
 HOSTS = "hosts"
 
@@ -20,8 +22,7 @@ def mpi_job(job: ClusterJob) -> Rendering:
     )
     made = script_job(job, "mpi", (*argv, *launcher), first, through_run=True)
     lines = "".join(line.format(host=host) + "\n" for host in hosts)
-    files = {**made.files, **({HOSTS: lines} if hosts else {})}
-    return Rendering(files, made.submit, (), made.executable, needs_secret(job))
+    return replace(made, files={**made.files, **({HOSTS: lines} if hosts else {})})
 
 
 def _open_mpi(job: ClusterJob, names: list[str], hosts: bool) -> tuple[list[str], str]:

@@ -72,21 +72,19 @@ def script_job(
         {SCRIPT: text},
         ((path,),),
         executable=frozenset({SCRIPT}),
-        store_secret=needs_secret(job),
+        store_secret=job.signs,
         foreground=True,
     )
 
 
 def variables_of(job: ClusterJob, scheduler: str) -> dict[str, str]:
     """Return the variables of the ranks, and those by which the run records what has started it."""
-    variables = {launch_record.SCHEDULER: scheduler, launch_record.FILES: str(job.out), **job.env}
-    if job.site.interface:
-        variables |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), job.site.interface)
-    if needs_secret(job):
+    variables = {
+        launch_record.SCHEDULER: scheduler,
+        launch_record.FILES: str(job.out),
+        **job.env,
+        **job.interfaces,
+    }
+    if job.signs:
         variables["PACELINE_STORE_SECRET_FILE"] = str(job.out / SECRET_NAME)
     return variables
-
-
-def needs_secret(job: ClusterJob) -> bool:
-    """Whether the ranks of several nodes sign their messages with a secret of the job."""
-    return job.nodes > 1 and not job.site.allow_unsigned_store

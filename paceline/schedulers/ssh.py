@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from paceline.schedulers.hosts import hosts_of
 from paceline.schedulers.job import ClusterJob, Rendering
 from paceline.schedulers.local import local_job
-from paceline.schedulers.script_job import RemoteNode, needs_secret, script_job, variables_of
+from paceline.schedulers.script_job import RemoteNode, script_job, variables_of
 
 #: On the node: the secret comes first on its input, not in a command line, where every user could read it.
 #: The end of the input, as when this connection is lost, stops the launcher, which saves.
@@ -32,7 +33,7 @@ def ssh_job(job: ClusterJob) -> Rendering:
     nodes = [RemoteNode(host, _remote(job, rank, hosts[0])) for rank, host in enumerate(hosts)]
     made = script_job(job, "ssh", (), {}, nodes)
     notes = ("config, data and program must be at the same paths on all hosts",)
-    return Rendering(made.files, made.submit, notes, made.executable, needs_secret(job))
+    return replace(made, notes=notes)
 
 
 def _remote(job: ClusterJob, rank: int, first: str) -> str:

@@ -54,3 +54,17 @@ def test_a_pod_that_would_lose_the_run_is_refused(
     done = paceline("launch", str(file), "--on", "kubernetes", "--nodes", "2", "--nproc", "1", "--out", "job")
     assert done.code == 2 and not (tmp_path / "job").exists()
     assert "schedulers.lost" in done.err and "launch.image" in done.err
+
+
+def test_a_sweep_whose_runs_are_complete_starts_nothing(
+    tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
+) -> None:
+    file = write_yaml(tmp_path / "mine.yaml", {**tiny(use_cpu=True), "launch": {"gpus_per_node": 0}})
+    for seed in (1, 2):
+        run = tmp_path / "run-sweep" / f"seed={seed}"
+        (run / "events").mkdir(parents=True)
+        (run / "result.json").write_text('{"outcome": "completed", "exit_code": 0, "diagnostics": []}')
+    sweep = ("--sweep", "training.seed=1,2", "--time", "1h", "--out", "job")
+    done = paceline("launch", str(file), "--on", "slurm", *sweep)
+    assert done.code == 2 and "all runs of the sweep are complete" in done.err
+    assert not (tmp_path / "job").exists()

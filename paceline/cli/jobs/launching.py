@@ -149,11 +149,17 @@ def _array_tasks(
     planned = planned_runs(config, sweep, run.absolute().with_name(f"{run.name}-sweep"), overrides)
     # A job resumes by itself, and sets nothing aside
     own = ("training.resume_from_checkpoint=", "training.overwrite_output_dir=")
-    return tuple(
+    tasks = tuple(
         ArrayTask(task.name, tuple(s for s in task.settings if not s.startswith(own)), str(task.path))
         for task in planned
         if task.todo != "done"
     )
+    if not tasks:
+        where = ", ".join(str(task.path) for task in planned[:3])
+        raise ConfigError(
+            codes.CLI_OPTION("all runs of the sweep are complete", "--sweep", where, "other values")
+        )
+    return tasks
 
 
 def status(run: RunOrUrl) -> None:

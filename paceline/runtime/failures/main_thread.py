@@ -11,8 +11,10 @@ import threading
 from pathlib import Path
 from types import CodeType, FrameType
 
+import torch.distributed
+
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_DISTRIBUTED = str(Path(sysconfig.get_path("purelib"), "torch", "distributed")) + os.sep
+_DISTRIBUTED = os.path.dirname(torch.distributed.__file__) + os.sep
 _LONGEST = 200  # characters, so that heartbeats stay small
 
 

@@ -17,7 +17,6 @@ from paceline.schedulers.clouds.node_script import (
     mounts,
     node_script,
     secret_names,
-    signs,
 )
 from paceline.schedulers.dns_names import dns_name
 from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering
@@ -64,9 +63,9 @@ def dstack_job(job: ClusterJob) -> Rendering:
     if options.fleets:
         task["fleets"] = list(options.fleets)
     apply = ["dstack", "apply", "--yes", "--detach", "-f", str(job.out / FILE)]
-    submit = with_secret(STORE_SECRET, job.out / SECRET_NAME, apply) if signs(job) else tuple(apply)
+    submit = with_secret(STORE_SECRET, job.out / SECRET_NAME, apply) if job.signs else tuple(apply)
     written = {FILE: documents(task), SCRIPT: node_script(job, DSTACK)}
-    return Rendering(written, (submit,), _NOTES, store_secret=signs(job))
+    return Rendering(written, (submit,), _NOTES, store_secret=job.signs)
 
 
 def _env(job: ClusterJob) -> JsonObject:
@@ -74,7 +73,7 @@ def _env(job: ClusterJob) -> JsonObject:
     plain: dict[str, Json] = {name: value.replace("$", "$$") for name, value in job.env.items()}
     held: dict[str, Json] = {name: f"${{{{ secrets.{key} }}}}" for name, key in secret_names(job).items()}
     # from the environment of the one who submits
-    taken: dict[str, Json] = {STORE_SECRET: {"key": STORE_SECRET}} if signs(job) else {}
+    taken: dict[str, Json] = {STORE_SECRET: {"key": STORE_SECRET}} if job.signs else {}
     return {**plain, **held, **taken}
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.launch.run_secret import VALUE as STORE_SECRET
 from paceline.launch.supervision.exit_policy import After
 from paceline.schedulers import codes
 from paceline.schedulers.job import ClusterJob
@@ -78,11 +77,6 @@ def secret_files(job: ClusterJob) -> dict[str, str]:
 def secret_names(job: ClusterJob) -> dict[str, str]:
     """Return the secrets that the service itself holds."""
     return {name: source for name, source in job.secrets.items() if name not in secret_files(job)}
-
-
-def signs(job: ClusterJob) -> bool:
-    """Whether the ranks need a secret that the site does not give."""
-    return job.nodes > 1 and STORE_SECRET not in job.secrets and not job.site.allow_unsigned_store
 
 
 def gigabytes(text: str) -> int | None:

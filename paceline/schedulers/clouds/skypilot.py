@@ -17,7 +17,6 @@ from paceline.schedulers.clouds.node_script import (
     mounts,
     node_script,
     secret_names,
-    signs,
 )
 from paceline.schedulers.dns_names import dns_name
 from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering
@@ -40,7 +39,7 @@ def skypilot_job(job: ClusterJob) -> Rendering:
     if wrong := [*findings(job, SKYPILOT), *_own_findings(job)]:
         raise ConfigError(*wrong)
     options = job.site.skypilot
-    secrets = [*secret_names(job), *((STORE_SECRET,) if signs(job) else ())]
+    secrets = [*secret_names(job), *((STORE_SECRET,) if job.signs else ())]
     files = {f"{SKYPILOT.folder}/{name}": str(job.config.parent / name) for name in texts}
     task: JsonObject = {
         "name": dns_name(job.name),
@@ -57,8 +56,8 @@ def skypilot_job(job: ClusterJob) -> Rendering:
     for name in secrets:
         launch += ["--secret", name]
     launch.append(str(job.out / FILE))
-    submit = with_secret(STORE_SECRET, job.out / SECRET_NAME, launch) if signs(job) else tuple(launch)
-    return Rendering({FILE: documents(task)}, (submit,), _NOTES, store_secret=signs(job))
+    submit = with_secret(STORE_SECRET, job.out / SECRET_NAME, launch) if job.signs else tuple(launch)
+    return Rendering({FILE: documents(task)}, (submit,), _NOTES, store_secret=job.signs)
 
 
 def _resources(job: ClusterJob) -> JsonObject:

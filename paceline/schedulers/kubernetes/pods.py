@@ -200,15 +200,13 @@ def _working_folder(job: ClusterJob) -> str:
 
 
 def _variables(job: ClusterJob) -> list[Json]:
-    interface = job.site.interface
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ()
     options = job.site.kubernetes
     record = {
         SCHEDULER: "kubernetes",
         JOB: f"{options.namespace or ''}/{options.kind}/{job_name(job)}",
         FILES: str(job.out),
     }
-    values = {**record, **dict.fromkeys(names, interface or ""), **job.env}
+    values = {**record, **job.interfaces, **job.env}
     return [{"name": name, "value": literal(value)} for name, value in values.items()]
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.launch.run_secret import VALUE as STORE_SECRET
 from paceline.schedulers import codes
 from paceline.schedulers.job import ClusterJob, Rendering
 from paceline.schedulers.ray.control import written
@@ -45,7 +44,7 @@ def ray_job(job: ClusterJob) -> Rendering:
         port=job.site.master_port,
         env=dict(job.env),
         secrets=dict(job.secrets),
-        signs=job.nodes > 1 and STORE_SECRET not in job.secrets and not job.site.allow_unsigned_store,
+        signs=job.signs,
         max_restarts=job.max_restarts,
         grace=grace,
         placement_timeout=job.site.ray.placement_timeout,

@@ -33,7 +33,7 @@ def slurm_job(job: ClusterJob) -> Rendering:
         command=[*job.command(), "--master-port"],
         container=_container_options(job),
         inside=_inside(job),
-        secret=job.out / SECRET_NAME if _signs(job) else "",
+        secret=job.out / SECRET_NAME if job.signs else "",
         done=codes_after(After.DONE),
         fail=codes_after(After.FAIL),
         resume=codes_after(After.RESUME),
@@ -42,7 +42,7 @@ def slurm_job(job: ClusterJob) -> Rendering:
         {SCRIPT: text},
         (("sbatch", str(job.out / SCRIPT)),),
         _notes(job),
-        store_secret=_signs(job),
+        store_secret=job.signs,
     )
 
 
@@ -124,10 +124,6 @@ def _unholdable(name: str, value: str | None) -> Diagnostic | None:
         return None
     hint = "change the value; in the job's own commands (KEY=VALUE, launch.env) any text can stand"
     return codes.SCHEDULERS_VALUE(f"--{name}", repr(value)[:200], scheduler="Slurm", reason=reason, hint=hint)
-
-
-def _signs(job: ClusterJob) -> bool:
-    return job.nodes > 1 and not job.site.allow_unsigned_store
 
 
 def _binds(job: ClusterJob) -> list[str]:

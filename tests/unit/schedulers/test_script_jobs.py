@@ -195,6 +195,16 @@ def test_runs_of_a_sweep_are_refused_where_one_command_runs(tmp_path: Path) -> N
         local_job(of)
 
 
+def test_a_script_is_the_job_itself_and_takes_the_site_s_own_secret(tmp_path: Path) -> None:
+    given = {"PACELINE_STORE_SECRET": "/etc/store"}
+    for secrets in ({}, given):
+        of = prepared(tmp_path, {}, secrets=secrets)
+        for made in (ssh_job(of), mpi_job(of)):
+            assert made.foreground and made.store_secret == (not secrets)
+            assert ("PACELINE_STORE_SECRET_FILE=/" in made.files["run.sh"]) <= (not secrets)
+    assert local_job(prepared(tmp_path, {}, nodes=1)).foreground
+
+
 def test_a_local_job_hands_a_signal_on_and_waits(tmp_path: Path) -> None:
     of = prepared(tmp_path, {"0": ["stays"]}, nodes=1)
     process = started(of, local_job(of))
