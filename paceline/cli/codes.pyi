@@ -129,6 +129,16 @@ class _CLI_DOCTOR_NO_LOG(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_LIMIT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_ALGORITHM(CodeName):
     def __call__(
         self,
@@ -186,6 +196,7 @@ CLI_NO_LOG: _CLI_NO_LOG
 CLI_DOCTOR_LOG: _CLI_DOCTOR_LOG
 CLI_DOCTOR_NO_LOG: _CLI_DOCTOR_NO_LOG
 PLAN_SUBJECT: Code
+PLAN_LIMIT: _PLAN_LIMIT
 PLAN_ALGORITHM: _PLAN_ALGORITHM
 PLAN_BITS: _PLAN_BITS
 PLAN_NO_CLOSED_FORM: _PLAN_NO_CLOSED_FORM

@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,16 +18,19 @@ from paceline.cli import codes
 from paceline.cli.errors import print_diagnostics
 from paceline.cli.join import rehearsed
 from paceline.cli.options import Overrides
-from paceline.core.diagnostics import CodeName, all_codes
+from paceline.core.diagnostics import CodeName, Diagnostic, all_codes
 from paceline.core.errors import ConfigError
 from paceline.core.plugins.tables import ALGORITHMS, load_attr
+from paceline.core.units import seconds_of
 from paceline.launch.preflight.load_config import load, load_to_start
 from paceline.launch.process_spec import LaunchOptions
 
 if TYPE_CHECKING:
     from paceline.api.planning import PlannedRun
     from paceline.cli.simulate import SimulationResult
+    from paceline.plan.cost.rental.choices import RentalLimits
     from paceline.plan.cost.report import Forecast
+    from paceline.plan.cost.search import SearchSpec
     from paceline.plan.hardware.device_catalogue import AcceleratorCluster
 
 PlannedConfig = Annotated[
@@ -36,7 +42,10 @@ Nproc = Annotated[
 Nnodes = Annotated[int | None, typer.Option(help="Nodes [default: 1].")]
 HardwareName = Annotated[
     str | None,
-    typer.Option(metavar="NxNAME|YAML", help="Plan for this hardware instead of this machine, e.g. 16xH100."),
+    typer.Option(
+        metavar="NxNAME|YAML",
+        help="Plan for this hardware instead of this machine: 16xH100, 2xp5.48xlarge, 8xH100+8xA100.",
+    ),
 ]
 ModelName = Annotated[
     str | None,
@@ -64,6 +73,20 @@ Algorithm = Annotated[
 Tokens = Annotated[
     float | None,
     typer.Option(min=1, help="With --model: tokens of the complete training, to predict the total time."),
+]
+GoalName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="cheapest|fastest|fewest",
+        help="Search how many devices of which kind: of --hardware H100,A100, else of all that have a price.",
+    ),
+]
+Deadline = Annotated[
+    str | None,
+    typer.Option("--by", metavar="TIME", help="With a goal: the longest training, e.g. 3d or 36h."),
+]
+Budget = Annotated[
+    str | None, typer.Option(metavar="USD", help="With a goal: the most that it may cost, e.g. 5000USD.")
 ]
 Simulate = Annotated[
     bool,
@@ -118,6 +141,9 @@ def plan(
     bits: Bits = None,
     algorithm: Algorithm = "sft",
     tokens: Tokens = None,
+    goal: GoalName = None,
+    by: Deadline = None,
+    budget: Budget = None,
     simulate: Simulate = False,
     picture: Picture = None,
     ledger: Ledger = False,
@@ -135,11 +161,17 @@ def plan(
         return
     forecast: Forecast | None
     simulated: SimulationResult | None = None
+    job = ModelJob(model or "", seq_len, rows, lora, bits, algorithm, tokens)
+    limits = limits_of(goal, by, budget)
+    if limits is not None:
+        name, spec_of = (job.model, job.specs()) if config is None else _config_specs(config, overrides)
+        _rent(name, spec_of, limits, hardware, as_json, picture)
+        return
     # A forecast of a named model, or the plan of a config
     if config is None:
         from paceline.plan.cost.report import text
 
-        forecast = forecast_of_model(model, hardware, seq_len, rows, lora, bits, algorithm, tokens)
+        forecast = forecast_of_model(job, hardware)
         page, data = text(forecast), forecast.to_json()
         if simulate:
             from paceline.cli.simulate import simulated_model
@@ -191,52 +223,136 @@ def _plan_config(
     return cluster, planned
 
 
-def forecast_of_model(
-    model: str | None,
-    hardware: str | None,
-    seq_len: int,
-    rows: int | None,
-    lora: int | None,
-    bits: int | None,
-    algorithm: str = "sft",
-    tokens: float | None = None,
-) -> Forecast:
-    """Forecast the training of ``model`` on ``hardware``.
+@dataclass(frozen=True)
+class ModelJob:
+    """A training without a config.
 
+    - ``model``: a listed name, or a folder
     - ``seq_len``: tokens per row
     - ``rows``: rows per optimizer step
     - ``lora``: LoRA rank on all linear layers
     - ``bits``: 4 for QLoRA
     - ``tokens``: tokens of the whole training
-
-    Raises ConfigError with the nearest names for an unknown one, and for options that do not go together.
     """
-    from paceline.plan.cost.from_plan import adapter_work
-    from paceline.plan.cost.report import forecast
-    from paceline.plan.cost.search import SearchSpec
-    from paceline.plan.hardware.device_catalogue import cluster_of
-    from paceline.plan.model.model_catalogue import model_shape
-    from paceline.plan.plan import AdapterSpec, Quantization
 
-    if model is None or hardware is None:
-        missing = "--model" if model is None else "--hardware"
-        what = "a plan needs a config, or a model and hardware"
-        usage = "use paceline plan config.yaml, or paceline plan --model llama-3-8b --hardware 8xH100"
-        raise ConfigError(codes.PLAN_SUBJECT(what, missing, "not given", usage))
-    if bits is not None and lora is None:
-        raise ConfigError(codes.PLAN_BITS("--bits", str(bits)))
-    if algorithm not in ALGORITHMS.names() and ":" not in algorithm:
-        raise ConfigError(codes.PLAN_ALGORITHM("--algorithm", algorithm, names=", ".join(ALGORITHMS.names())))
-    shape, adapter = model_shape(model, os.environ), None
-    if lora is not None:
-        quantization = Quantization(bits) if bits else None
-        spec = AdapterSpec(lora, 2 * lora, target_modules=ALL_LINEAR, quantization=quantization)
-        adapter = adapter_work(shape, spec)
-    cluster = cluster_of(hardware)
-    search = SearchSpec(
-        shape, cluster, seq_len, rows or 0, adapter, algorithm=algorithm, tokens=tokens or 0.0
+    model: str
+    seq_len: int = 4096
+    rows: int | None = None
+    lora: int | None = None
+    bits: int | None = None
+    algorithm: str = "sft"
+    tokens: float | None = None
+
+    def specs(self) -> Callable[[AcceleratorCluster], SearchSpec]:
+        """Return what gives the job on a cluster.
+
+        Raises ConfigError with the nearest names for an unknown one, and for options that do not go together.
+        """
+        from paceline.plan.cost.from_plan import adapter_work
+        from paceline.plan.cost.search import SearchSpec
+        from paceline.plan.model.model_catalogue import model_shape
+        from paceline.plan.plan import AdapterSpec, Quantization
+
+        if not self.model:
+            raise ConfigError(_missing("--model"))
+        if self.bits is not None and self.lora is None:
+            raise ConfigError(codes.PLAN_BITS("--bits", str(self.bits)))
+        if self.algorithm not in ALGORITHMS.names() and ":" not in self.algorithm:
+            names = ", ".join(ALGORITHMS.names())
+            raise ConfigError(codes.PLAN_ALGORITHM("--algorithm", self.algorithm, names=names))
+        shape, adapter = model_shape(self.model, os.environ), None
+        if self.lora is not None:
+            quantization = Quantization(self.bits) if self.bits else None
+            adapted = AdapterSpec(
+                self.lora, 2 * self.lora, target_modules=ALL_LINEAR, quantization=quantization
+            )
+            adapter = adapter_work(shape, adapted)
+
+        def spec_of(cluster: AcceleratorCluster) -> SearchSpec:
+            return SearchSpec(
+                shape,
+                cluster,
+                self.seq_len,
+                self.rows or 0,
+                adapter,
+                algorithm=self.algorithm,
+                tokens=self.tokens or 0.0,
+            )
+
+        return spec_of
+
+
+def _missing(option: str) -> Diagnostic:
+    what = "a plan needs a config, or a model and hardware"
+    usage = "use paceline plan config.yaml, or paceline plan --model llama-3-8b --hardware 8xH100"
+    return codes.PLAN_SUBJECT(what, option, "not given", usage)
+
+
+def forecast_of_model(job: ModelJob, hardware: str | None) -> Forecast:
+    """Forecast a job on ``hardware``. Raises ConfigError as ``ModelJob.specs``, and for unknown hardware."""
+    from paceline.plan.cost.report import forecast
+    from paceline.plan.hardware.device_catalogue import cluster_of
+
+    if not job.model or hardware is None:
+        raise ConfigError(_missing("--hardware" if job.model else "--model"))
+    spec_of = job.specs()
+    return forecast(job.model, spec_of(cluster_of(hardware)))
+
+
+def limits_of(goal: str | None, by: str | None, budget: str | None) -> RentalLimits | None:
+    """Return what ``--goal``, ``--by`` and ``--budget`` ask for; None if nothing.
+
+    A deadline alone asks for the cheapest, a budget alone for the fastest. Raises ConfigError.
+    """
+    from paceline.plan.cost.rental.choices import Goal, RentalLimits
+
+    if goal is None and by is None and budget is None:
+        return None
+    if goal is not None and goal not in {each.value for each in Goal}:
+        raise ConfigError(codes.PLAN_LIMIT("--goal", goal))
+    money = re.fullmatch(r"\s*\$?\s*(\d[\d,_]*(?:\.\d+)?)\s*(?:USD)?\s*", budget or "", re.IGNORECASE)
+    if budget is not None and money is None:
+        raise ConfigError(codes.PLAN_LIMIT("--budget", budget))
+    usd = float(re.sub("[,_]", "", money[1])) if money else None
+    try:
+        seconds = None if by is None else seconds_of(by)
+    except ValueError as error:
+        raise ConfigError(codes.PLAN_LIMIT("--by", str(by))) from error
+    wanted = Goal(goal) if goal else Goal.CHEAPEST if by is not None else Goal.FASTEST
+    return RentalLimits(wanted, seconds, usd)
+
+
+def _config_specs(path: Path, overrides: Overrides) -> tuple[str, Callable[[AcceleratorCluster], SearchSpec]]:
+    """Return the model's name, and what gives a config's job on a cluster. Raises ConfigError."""
+    # The job's numbers without its layout are the same on any accelerator
+    _, planned = _plan_config(path, overrides, LaunchOptions(), "8xH100", imports=False)
+    if planned.forecast is None:
+        raise ConfigError(_missing("--model"))
+    spec = planned.forecast.spec
+    return planned.forecast.name, lambda other: replace(spec, cluster=other)
+
+
+def _rent(
+    name: str,
+    spec_of: Callable[[AcceleratorCluster], SearchSpec],
+    limits: RentalLimits,
+    hardware: str | None,
+    as_json: bool,
+    picture: Path | None,
+) -> None:
+    """Print what to rent, and draw cost against time."""
+    from paceline.plan.cost.rental import answer
+    from paceline.plan.cost.rental.choices import choose, kinds
+
+    choices = choose(limits, kinds(hardware), spec_of)
+    data = answer.to_json(name, choices)
+    typer.echo(
+        json.dumps(data, indent=2, ensure_ascii=False) if as_json else answer.text(name, choices), nl=as_json
     )
-    return forecast(model, search)
+    if picture is not None:
+        from paceline.watch.rental_plot import draw
+
+        typer.echo(f"picture: {draw(name, choices, picture)}", err=True)
 
 
 def explain(code: Annotated[str | None, typer.Argument(metavar="CODE", help=_CODE)] = None) -> None:

@@ -17,6 +17,18 @@ def bytes_of(text: str) -> int:
     return int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " "))
 
 
+_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(m|min|h|d|w)\s*", re.IGNORECASE)
+_UNITS = {"m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+def seconds_of(text: str) -> float:
+    """``3d`` → ``259200.0``, ``36h`` → ``129600.0``. Raises ValueError."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no time")
+    return float(match[1]) * _UNITS[match[2].lower()]
+
+
 def human_bytes(num_bytes: float) -> str:
     """``3221225472`` → ``3.00 GiB``."""
     value = float(num_bytes)
@@ -38,13 +50,15 @@ def human_count(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """``3725`` → ``1h02m``."""
+    """``3725`` → ``1h02m``, ``300000`` → ``3d11h``."""
     total = int(round(seconds))
     if total < 60:
         return f"{total}s"
     if total < 3600:
         return f"{total // 60}m{total % 60:02d}s"
-    return f"{total // 3600}h{total % 3600 // 60:02d}m"
+    if total < 72 * 3600:
+        return f"{total // 3600}h{total % 3600 // 60:02d}m"
+    return f"{total // 86400}d{total % 86400 // 3600:02d}h"
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers_from: int | None = None) -> str:

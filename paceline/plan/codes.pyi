@@ -392,6 +392,27 @@ class _PLAN_DEEPSPEED_MISSING(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_GOAL_LENGTH(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_GOAL_NOTHING(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        tried: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_HARDWARE_FORM(CodeName):
     def __call__(
         self,
@@ -1249,6 +1270,8 @@ PLAN_MODEL_TYPE: _PLAN_MODEL_TYPE
 PLAN_MODEL_UNKNOWN: _PLAN_MODEL_UNKNOWN
 PLAN_NOT_INSTALLED: Code
 PLAN_DEEPSPEED_MISSING: _PLAN_DEEPSPEED_MISSING
+PLAN_GOAL_LENGTH: _PLAN_GOAL_LENGTH
+PLAN_GOAL_NOTHING: _PLAN_GOAL_NOTHING
 PLAN_HARDWARE_FILE: Code
 PLAN_HARDWARE_FORM: _PLAN_HARDWARE_FORM
 PLAN_HARDWARE_KEY: _PLAN_HARDWARE_KEY

@@ -179,12 +179,12 @@ def text(f: Forecast) -> str:
     # Notes below the table.
     lines += ["", *_chosen(f)]
     if f.own is None:
-        lines += _wrapped("auto", "; ".join(f.steps))
+        lines += wrapped("auto", "; ".join(f.steps))
     shown = f.own or f.chosen
     if shown is not None:
-        lines += _wrapped("total", outlook(shown, f.spec).text())
+        lines += wrapped("total", outlook(shown, f.spec).text())
     for sentence in f.advice:
-        lines += _wrapped("note", sentence)
+        lines += wrapped("note", sentence)
     lines += _reliability(f)
     lines.append(
         "* fastest that fits (within 1 %: the one with least memory)  "
@@ -200,19 +200,19 @@ def _reliability(f: Forecast) -> list[str]:
     cluster = f.spec.cluster
     low, high = spread("memory")
     slow, fast = spread("speed")
-    lines += _wrapped(
+    lines += wrapped(
         "spread",
         f"measured divided by predicted, for 80 % of published rows: memory {low:.2f} to"
         f" {high:.2f}, speed {slow:.2f} to {fast:.2f} (docs/explanation/planner_accuracy.md)",
     )
     memory_factor, time_factor = f.spec.corrections
     if f.spec.corrections != (1.0, 1.0):
-        lines += _wrapped(
+        lines += wrapped(
             "ledger",
             f"runs on this machine correct memory by × {memory_factor:.2f} and time by × {time_factor:.2f}",
         )
     if cluster.unverified:
-        lines += _wrapped(
+        lines += wrapped(
             "unsure",
             f"these numbers of {cluster.machine.name} have not been verified:"
             f" {', '.join(cluster.unverified)}",
@@ -262,8 +262,8 @@ def _chosen(f: Forecast) -> list[str]:
     terms = c.peak.to_json()
     parts = ", ".join(f"{name} {terms[name] / GIB:.1f}" for name in TERMS if terms.get(name, 0) >= 0.05 * GIB)
     where = f" on stage {c.place} of {c.work.pp}" if c.work.pp > 1 else ""
-    lines = _wrapped("fastest", f"{c.strategy}, {short_mesh(c)}: GiB of the fullest rank{where}: {parts}")
-    return lines + _wrapped("start", settings_text(settings(c)))
+    lines = wrapped("fastest", f"{c.strategy}, {short_mesh(c)}: GiB of the fullest rank{where}: {parts}")
+    return lines + wrapped("start", settings_text(settings(c)))
 
 
 def settings_text(values: Mapping[str, Json]) -> str:
@@ -277,7 +277,8 @@ def _flow(value: Json) -> str:
     return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
-def _wrapped(label: str, sentence: str) -> list[str]:
+def wrapped(label: str, sentence: str) -> list[str]:
+    """Return a sentence behind its label, in lines of at most ``WIDTH`` columns."""
     lines = textwrap.wrap(sentence, WIDTH - 10, break_long_words=False, break_on_hyphens=False)
     return [f"{label + ':':<9} {lines[0]}", *(" " * 10 + line for line in lines[1:])]
 

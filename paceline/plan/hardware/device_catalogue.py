@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
 from paceline.core.json_types import Json
 from paceline.plan import codes
+from paceline.plan.hardware.cloud_instances import instance_named, spellings
 from paceline.plan.hardware.device_kinds import CPU, CUDA
 from paceline.plan.hardware.probe import Hardware, peak_flops
 from paceline.plan.plan_json import shipped_table
@@ -157,8 +159,9 @@ def _plain(name: str) -> str:
 
 
 def _near(name: str, by_spelling: Mapping[str, Card]) -> str:
-    near = difflib.get_close_matches(_plain(name), by_spelling, n=4, cutoff=0.4)
-    names = list(dict.fromkeys(by_spelling[n].name for n in near)) or [
+    known = dict(spellings()) | {spelling: card.name for spelling, card in by_spelling.items()}
+    near = difflib.get_close_matches(_plain(name), known, n=4, cutoff=0.4)
+    names = list(dict.fromkeys(known[n] for n in near)) or [
         "H100-SXM-80GB",
         "A100-SXM4-80GB",
         "RTX-4090-24GB",
@@ -167,21 +170,60 @@ def _near(name: str, by_spelling: Mapping[str, Card]) -> str:
 
 
 def cluster_of(text: str) -> AcceleratorCluster:
-    """Return the cluster for ``16xH100``, ``H100`` (one), or a YAML file's path. Raises ConfigError."""
+    """Return the cluster for ``16xH100``, ``H100`` (one), ``2xp5.48xlarge`` (two instances of a cloud),
+    ``8xH100+8xA100`` (unlike nodes), or a YAML file's path. Raises ConfigError.
+    """
     if text.endswith((".yaml", ".yml")):
         return _from_yaml(Path(text))
-    match = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(\S.*)", text.strip(), re.IGNORECASE)
+    parts = [_alike(part, text) for part in text.split("+")]
+    return parts[0] if len(parts) == 1 else _slowest(parts)
+
+
+def _alike(part: str, text: str) -> AcceleratorCluster:
+    match = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(\S.*)", part.strip(), re.IGNORECASE)
     count = int(match.group(1) or 1) if match else 0
     if match is None or count < 1:
         raise ConfigError(codes.PLAN_HARDWARE_FORM("--hardware", text))
-    card = card_named(match.group(2))
+    instance = instance_named(match.group(2))
+    if instance is None:
+        card = card_named(match.group(2))
+        machine, source = _whole_nodes(card.machine(), count), "the catalogue's data sheet"
+    else:
+        card, count = cards()[instance.card], count * instance.cards
+        machine = replace(
+            card.machine(instance.cards),
+            outside=instance.fabric or card.fabric_gbps * 1e9,
+            host_memory=instance.host_memory_gb * 1e9,
+        )
+        source = f"{instance.name} of {instance.cloud}"
+    return AcceleratorCluster(machine, count, source, card.bf16, card.capability, card.unverified)
+
+
+def _slowest(parts: list[AcceleratorCluster]) -> AcceleratorCluster:
+    """Return unlike nodes as equal ones: every step waits for the slowest, and the smallest decides what
+    fits."""
+    machines = [part.machine for part in parts]
+    capabilities = [part.capability for part in parts]
+    host = [m.host_memory for m in machines]
+    machine = Machine(
+        name=" + ".join(dict.fromkeys(m.name for m in machines)),
+        memory=min(m.memory for m in machines),
+        flops=min(m.flops for m in machines),
+        hbm=min(m.hbm for m in machines),
+        node=math.gcd(*(m.node for m in machines)),
+        inside=min(m.inside for m in machines),
+        outside=min(m.outside for m in machines),
+        reached=min(m.reached for m in machines),
+        host=min(m.host for m in machines),
+        host_memory=min(host),  # 0: unknown
+    )
     return AcceleratorCluster(
-        _whole_nodes(card.machine(), count),
-        count,
-        "the catalogue's data sheet",
-        card.bf16,
-        card.capability,
-        card.unverified,
+        machine,
+        sum(part.cards for part in parts),
+        f"unlike nodes, planned by the slowest of each number ({'; '.join(p.source for p in parts)})",
+        all(part.bf16 for part in parts),
+        None if None in capabilities else min(c for c in capabilities if c is not None),
+        tuple(dict.fromkeys(name for part in parts for name in part.unverified)),
     )
 
 

@@ -141,9 +141,9 @@ def test_bad_questions_are_answered_with_what_would_be_right(
 
 def test_no_torch_no_numpy_and_no_transformers_are_imported() -> None:
     program = (
-        "import sys\nfrom paceline.cli.planning import forecast_of_model\n"
+        "import sys\nfrom paceline.cli.planning import ModelJob, forecast_of_model\n"
         "from paceline.plan.cost.report"
-        " import text\ntext(forecast_of_model('llama-3-8b', '8xH100', 4096, None, None, None))\nassert not"
+        " import text\ntext(forecast_of_model(ModelJob('llama-3-8b'), '8xH100'))\nassert not"
         " {'torch', 'numpy', 'transformers', 'matplotlib'} & set(sys.modules), sorted(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ConfigError
+from paceline.plan.hardware.cloud_instances import instances
 from paceline.plan.hardware.device_catalogue import card_named, cards, cluster_of
 
 
@@ -78,3 +79,21 @@ def test_a_wrong_hardware_file_is_a_diagnostic(written: str, code: str, said: st
         cluster_of(str(tmp_path / "x.yaml"))
     found = caught.value.diagnostics[0]
     assert found.code == code and said in found.hint + found.found
+
+
+def test_instances_of_clouds_are_whole_machines() -> None:
+    two = cluster_of("2xp5.48xlarge")
+    assert (two.cards, two.nodes, two.machine.name) == (16, 2, "H100-SXM-80GB")
+    assert two.machine.outside == 3200e9 / 8 / 8 and two.machine.host_memory > 2e12
+    assert [cluster_of(name).cards for name in ("ND H100 v5", "a2-ultragpu", "DGX H100", "g5.12xlarge")] == [
+        *(8, 8, 8, 4)
+    ]
+    for instance in instances().values():
+        assert instance.card in cards() and cluster_of(instance.name).cards == instance.cards
+
+
+def test_unlike_nodes_are_planned_by_the_slowest() -> None:
+    mixed, slow = cluster_of("4xH100+8xA100"), cluster_of("4xA100")
+    assert (mixed.cards, mixed.machine.node) == (12, 4)
+    assert mixed.machine.flops == slow.machine.flops and mixed.machine.memory <= slow.machine.memory
+    assert "H100" in mixed.machine.name and "A100" in mixed.machine.name

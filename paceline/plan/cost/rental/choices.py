@@ -1,0 +1,187 @@
+"""Choose hardware for a job: how many cards, of which kind, for a goal, a deadline and a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from paceline.core.errors import ConfigError
+from paceline.plan import codes
+from paceline.plan.cost.rental.offers import Offer, is_sold, offers, offers_of
+from paceline.plan.cost.report import outlook
+from paceline.plan.cost.search import Candidate, SearchSpec, fastest, search
+from paceline.plan.hardware.cloud_instances import instance_named
+from paceline.plan.hardware.device_catalogue import AcceleratorCluster, card_named, cluster_of
+
+NODES = (1, 2, 4, 8, 16, 32, 64, 128)
+TOKENS = 1e9  # what costs and times are compared by if the training's length is not known
+
+
+class Goal(Enum):
+    """What the best hardware is."""
+
+    CHEAPEST = "cheapest"
+    FASTEST = "fastest"
+    FEWEST = "fewest"
+
+
+@dataclass(frozen=True)
+class RentalLimits:
+    """What the whole training may take: ``by`` seconds, ``budget`` USD; None: no limit.
+
+    ``spot``: on cards that may be taken away.
+    """
+
+    goal: Goal
+    by: float | None = None
+    budget: float | None = None
+    spot: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Hardware with its fastest layout; ``seconds`` and ``usd`` of the whole training, or of 10⁹ tokens.
+
+    ``usd`` is None if the list of prices has none for so many of these cards.
+    """
+
+    name: str
+    cluster: AcceleratorCluster
+    candidate: Candidate
+    seconds: float
+    offer: Offer | None
+    usd: float | None
+
+    def within(self, limits: RentalLimits) -> bool:
+        """Whether it keeps deadline and budget. Without a price no budget is kept."""
+        if limits.by is not None and self.seconds > limits.by:
+            return False
+        return limits.budget is None or (self.usd is not None and self.usd <= limits.budget)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """All hardware that was searched and runs the job; ``best`` keeps the limits, None if nothing does.
+
+    ``whole``: seconds and USD are of the whole training, else of a billion tokens. ``tried``: numbers of
+    cards that were searched.
+    """
+
+    limits: RentalLimits
+    found: tuple[Choice, ...]
+    best: Choice | None
+    whole: bool
+    tried: int
+
+    def by_kind(self) -> list[Choice]:
+        """Return the best of each kind of hardware, best first; those within the limits come first."""
+        kinds: dict[str, Choice] = {}
+        for choice in self._sorted():
+            kinds.setdefault(choice.name, choice)
+        return list(kinds.values())
+
+    def front(self) -> list[Choice]:
+        """Return what nothing else beats in cost and time both, fastest first."""
+        front: list[Choice] = []
+        for choice in sorted((c for c in self.found if c.usd is not None), key=lambda c: (c.seconds, c.usd)):
+            if not front or (choice.usd or 0.0) < (front[-1].usd or 0.0):
+                front.append(choice)
+        return front
+
+    def _sorted(self) -> list[Choice]:
+        return sorted(self.found, key=lambda c: (not c.within(self.limits), *order(c, self.limits.goal)))
+
+
+def order(choice: Choice, goal: Goal) -> tuple[float, float, float]:
+    """Return the sort key of a goal, ties by the next best."""
+    usd = float("inf") if choice.usd is None else choice.usd
+    if goal is Goal.FASTEST:
+        return choice.seconds, usd, choice.cluster.cards
+    if goal is Goal.FEWEST:
+        return choice.cluster.cards, usd, choice.seconds
+    return usd, choice.seconds, choice.cluster.cards
+
+
+def kinds(hardware: str | None) -> list[str]:
+    """Return the kinds to search: the names in ``hardware``, separated by commas, or every card with a price.
+
+    Raises ConfigError for an unknown name.
+    """
+    if hardware is None:
+        return list(dict.fromkeys(offer.card for offer in offers()))
+    names = [name.strip() for name in hardware.split(",") if name.strip()]
+    for name in names:
+        if instance_named(name) is None and not name.endswith((".yaml", ".yml")):
+            cluster_of(name)
+    return names
+
+
+def counts(name: str) -> list[str]:
+    """Return the hardware to try of a kind: cards of a node, then whole nodes. A number before the name, or a
+    YAML, is taken as it is."""
+    if name.endswith((".yaml", ".yml")) or name[0].isdigit() and "x" in name and _is_counted(name):
+        return [name]
+    if instance_named(name) is not None:
+        return [f"{nodes}x{name}" for nodes in NODES]
+    node = card_named(name).cards_per_node
+    inside = [n for n in (1, 2, 4, 8, 16, 32) if n < node]
+    return [f"{n}x{name}" for n in (*inside, *(node * nodes for nodes in NODES))]
+
+
+def _is_counted(name: str) -> bool:
+    count, _, rest = name.partition("x")
+    return count.isdigit() and bool(rest)
+
+
+def choose(
+    limits: RentalLimits, names: Sequence[str], spec_of: Callable[[AcceleratorCluster], SearchSpec]
+) -> Choices:
+    """Search layouts on every hardware of ``names``; ``spec_of`` gives the job on a cluster.
+
+    More cards are no longer tried once they do not make the training faster. Raises ConfigError if a limit
+    needs the training's length and it is not known, or if nothing runs the job.
+    """
+    found: list[Choice] = []
+    whole, tried = True, 0
+    for name in names:
+        before: Choice | None = None
+        for hardware in counts(name):
+            cluster = cluster_of(hardware)
+            if is_sold(name, cluster) and not offers_of(name, cluster, limits.spot):
+                continue  # nobody rents out so many together
+            spec = spec_of(cluster)
+            whole = bool(spec.steps or spec.tokens)
+            tried += 1
+            candidate = _fastest(spec)
+            if candidate is None:
+                continue
+            choice = _choice(name, spec, candidate, limits)
+            found.append(choice)
+            if before is not None and choice.seconds >= before.seconds:
+                break
+            before = choice
+    if not whole and (limits.by is not None or limits.budget is not None):
+        raise ConfigError(codes.PLAN_GOAL_LENGTH("--by" if limits.by else "--budget", "not known"))
+    if not found:
+        raise ConfigError(codes.PLAN_GOAL_NOTHING("--goal", limits.goal.value, tried=tried))
+    keeping = [choice for choice in found if choice.within(limits)]
+    priced = [c for c in keeping if c.usd is not None] if limits.goal is Goal.CHEAPEST else keeping
+    best = min(priced, key=lambda c: order(c, limits.goal), default=None)
+    return Choices(limits, tuple(found), best, whole, tried)
+
+
+def _fastest(spec: SearchSpec) -> Candidate | None:
+    try:
+        return fastest(search(spec))
+    except ConfigError:  # no layout divides the rows of a step over so many cards
+        return None
+
+
+def _choice(name: str, spec: SearchSpec, candidate: Candidate, limits: RentalLimits) -> Choice:
+    seconds = outlook(candidate, spec).seconds or TOKENS / candidate.work.step_tokens * candidate.step
+    offered = offers_of(name, spec.cluster, limits.spot)
+    offer = offered[0] if offered else None
+    price = offer.price(limits.spot) if offer else None
+    usd = None if price is None else price * spec.cluster.cards * seconds / 3600
+    return Choice(name, spec.cluster, candidate, seconds, offer, usd)
