@@ -20,6 +20,7 @@ from paceline.cli.join import rehearsed
 from paceline.cli.options import Overrides
 from paceline.core.diagnostics import CodeName, Diagnostic, all_codes
 from paceline.core.errors import ConfigError
+from paceline.core.package import PACKAGE_VERSION
 from paceline.core.plugins.tables import ALGORITHMS, load_attr
 from paceline.core.units import seconds_of
 from paceline.launch.preflight.load_config import load, load_to_start
@@ -107,6 +108,13 @@ Ledger = Annotated[
         help="What plans predicted and runs measured on this machine, and the resulting corrections.",
     ),
 ]
+Calibrate = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate",
+        help="Take finished runs into this site's coefficients: paceline plan --calibrate RUN RUN …",
+    ),
+]
 Imports = Annotated[
     bool,
     typer.Option(
@@ -147,6 +155,7 @@ def plan(
     simulate: Simulate = False,
     picture: Picture = None,
     ledger: Ledger = False,
+    calibrate: Calibrate = False,
     imports: Imports = True,
     as_json: AsJson = False,
 ) -> None:
@@ -158,6 +167,11 @@ def plan(
         from paceline.launch.prediction_ledger import ledger_entry
 
         typer.echo(ledger_entry(as_json), nl=as_json)
+        return
+    if calibrate:
+        from paceline.launch.site_calibration import calibrate as take
+
+        typer.echo(take([Path(run) for run in (config, *(overrides or ())) if run]), nl=False)
         return
     forecast: Forecast | None
     simulated: SimulationResult | None = None
@@ -269,17 +283,30 @@ class ModelJob:
             adapter = adapter_work(shape, adapted)
 
         def spec_of(cluster: AcceleratorCluster) -> SearchSpec:
-            return SearchSpec(
-                shape,
-                cluster,
-                self.seq_len,
-                self.rows or 0,
-                adapter,
-                algorithm=self.algorithm,
-                tokens=self.tokens or 0.0,
+            return _corrected(
+                SearchSpec(
+                    shape,
+                    cluster,
+                    self.seq_len,
+                    self.rows or 0,
+                    adapter,
+                    algorithm=self.algorithm,
+                    tokens=self.tokens or 0.0,
+                )
             )
 
         return spec_of
+
+
+def _corrected(spec: SearchSpec) -> SearchSpec:
+    """Return ``spec`` with this site's coefficients for its cards, if there are any."""
+    from paceline.launch.site_calibration import coefficients_of
+
+    site = coefficients_of(spec.cluster.machine.name)
+    if site is None:
+        return replace(spec, corrections=(1.0, 1.0), corrected_by="")
+    factors = (site.memory_factor, site.time_factor)
+    return replace(spec, corrections=factors, corrected_by=site.source(PACKAGE_VERSION))
 
 
 def _missing(option: str) -> Diagnostic:
@@ -329,7 +356,7 @@ def _config_specs(path: Path, overrides: Overrides) -> tuple[str, Callable[[Acce
     if planned.forecast is None:
         raise ConfigError(_missing("--model"))
     spec = planned.forecast.spec
-    return planned.forecast.name, lambda other: replace(spec, cluster=other)
+    return planned.forecast.name, lambda other: _corrected(replace(spec, cluster=other))
 
 
 def _rent(

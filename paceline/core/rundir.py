@@ -34,6 +34,8 @@ class RunDir:
     plan_json = _PathInside("plan.json")
     #: Written once, when the run ends.
     result_json = _PathInside("result.json")
+    #: The plan's forecast beside what was measured, written when the run ends.
+    measured_json = _PathInside("measured.json")
     #: What has started the run last: scheduler, job, host.
     launched_by = _PathInside("launched-by.json")
     #: A deliberate stop: the launchers that see it stop, and no scheduler starts the job again.

@@ -400,6 +400,26 @@ class _ROLLOUT_START_PYTHON(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_CALIBRATION_OFF(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _PLAN_CALIBRATION_RUN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 PROGRAM_SYSTEM_REFUSED: _PROGRAM_SYSTEM_REFUSED
 DATA_OFFLINE: Code
 DATA_CACHE_WRITE: _DATA_CACHE_WRITE
@@ -452,3 +472,5 @@ ROLLOUT_START_LAUNCHER: _ROLLOUT_START_LAUNCHER
 ROLLOUT_START_MODEL: _ROLLOUT_START_MODEL
 ROLLOUT_START_PORT: _ROLLOUT_START_PORT
 ROLLOUT_START_PYTHON: _ROLLOUT_START_PYTHON
+PLAN_CALIBRATION_OFF: _PLAN_CALIBRATION_OFF
+PLAN_CALIBRATION_RUN: _PLAN_CALIBRATION_RUN

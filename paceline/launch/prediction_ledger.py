@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
+from paceline.core.package import PACKAGE_VERSION
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
+from paceline.launch.site_calibration import (
+    card_of,
+    coefficients_of,
+    machine_name,
+    measured_run,
+    read_measured,
+)
 from paceline.plan.cost import measured_runs
 from paceline.plan.cost.from_plan import predictions
 from paceline.plan.explain import explain, overview
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.runlog.console_lines import is_verbose
-from paceline.runlog.history import load_history
 
 if TYPE_CHECKING:
     from paceline.plan.hardware.probe import Hardware
@@ -40,18 +45,17 @@ def ledger_path(environ: Mapping[str, str] = os.environ) -> Path | None:
     return Path(home).expanduser() / "paceline" / "ledger.jsonl"
 
 
-def machine_name(hardware: Hardware) -> str:
-    """Return the number of devices per node and their name; runs are compared by this key."""
-    count = hardware.num_devices if is_accelerator(hardware.device) else hardware.cpu_count
-    return f"{count} × {hardware.device_name}"
-
-
-def corrections_here(hardware: Hardware) -> tuple[float, float]:
-    """Return (memory factor, time factor) learnt from this machine's own runs; (1, 1) without a ledger."""
-    path = ledger_path()
-    if path is None:
-        return 1.0, 1.0
-    return measured_runs.corrections(measured_runs.read(path), machine_name(hardware))
+def corrections_here(hardware: Hardware) -> tuple[tuple[float, float], str]:
+    """Return ((memory factor, time factor), their source): this site's coefficients, else this machine's own
+    runs; ((1, 1), "") without any.
+    """
+    site = coefficients_of(card_of(hardware))
+    if site is not None:
+        return (site.memory_factor, site.time_factor), site.source(PACKAGE_VERSION)
+    path, machine = ledger_path(), machine_name(hardware)
+    runs = [entry for entry in measured_runs.read(path) if entry.machine == machine] if path else []
+    many = min(len(runs), measured_runs.NEWEST_RUNS)
+    return measured_runs.corrections(runs, machine), f"{many} runs on this machine" if runs else ""
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,15 @@ def expected(
     hardware = probe_hardware(environ, use_cpu=on_cpu, num_nodes=plan.num_nodes)
     machine = machine_name(hardware)
     runs = [entry for entry in measured_runs.read(path) if entry.machine == machine] if path else []
-    known = uncorrected or runs or not on_cpu
+    site = coefficients_of(card_of(hardware), environ)
+    known = uncorrected or runs or site or not on_cpu
     predicted = predictions(plan, hardware) if known else None
     if predicted is None:
         return None
     memory, time = measured_runs.corrections(runs, machine)
     counted = min(len(runs), measured_runs.NEWEST_RUNS)
+    if site is not None:
+        memory, time, counted = site.memory_factor, site.time_factor, len(site.runs)
     return Expected(predicted[0] * memory, predicted[1] / time, counted)
 
 
@@ -125,26 +132,11 @@ def record(plan: Plan, environ: Mapping[str, str] = os.environ) -> None:
     if path is None:
         return
     try:
-        # The median speed after the first fifth of the steps, against the plan's prediction
-        history = load_history(RunDir.at(plan.run_dir))
-        settled = list(history.steps.values())[max(1, len(history.steps) // 5) :]
-        speeds = [step.tokens_per_second for step in settled if step.tokens_per_second > 0]
-        hardware = probe_hardware(environ, use_cpu=plan.device == "cpu", num_nodes=plan.num_nodes)
-        predicted_bytes, predicted_speed = predictions(plan, hardware) or (None, None)
-        entry = measured_runs.LedgerEntry(
-            time=datetime.now().isoformat(timespec="seconds"),
-            machine=machine_name(hardware),
-            model=str(plan.config.model.name_or_path or "from scratch"),
-            strategy=plan.strategy,
-            ranks=plan.world_size,
-            predicted_bytes=predicted_bytes,
-            measured_bytes=max(history.peak_memory.values(), default=None),
-            predicted_speed=predicted_speed,
-            measured_speed=statistics.median(speeds) if speeds else None,
-            run=plan.run_dir,
-        )
+        # A run that ended as planned has compared itself
+        ended = RunDir.at(plan.run_dir)
+        run = read_measured(ended.root) if ended.measured_json.exists() else measured_run(plan, environ)
         with written_for(path.parent):
-            measured_runs.append(path, entry)
+            measured_runs.append(path, run.entry)
     except (OSError, ValueError, PacelineError):
         return
 

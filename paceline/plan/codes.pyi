@@ -392,6 +392,16 @@ class _PLAN_DEEPSPEED_MISSING(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_CALIBRATION_FILE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_GOAL_LENGTH(CodeName):
     def __call__(
         self,
@@ -1270,6 +1280,7 @@ PLAN_MODEL_TYPE: _PLAN_MODEL_TYPE
 PLAN_MODEL_UNKNOWN: _PLAN_MODEL_UNKNOWN
 PLAN_NOT_INSTALLED: Code
 PLAN_DEEPSPEED_MISSING: _PLAN_DEEPSPEED_MISSING
+PLAN_CALIBRATION_FILE: _PLAN_CALIBRATION_FILE
 PLAN_GOAL_LENGTH: _PLAN_GOAL_LENGTH
 PLAN_GOAL_NOTHING: _PLAN_GOAL_NOTHING
 PLAN_HARDWARE_FILE: Code

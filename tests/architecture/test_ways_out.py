@@ -32,6 +32,7 @@ WRITERS = {
     "paceline/runtime/failures/stragglers.py": "names and sizes of collectives",
     "paceline/plan/child_answer.py": "devices and versions, names and shapes, as redacted by the child",
     "paceline/plan/cost/measured_runs.py": "numbers, and a model's name of the config",
+    "paceline/launch/site_calibration.py": "the same, and the name of the card",
     "paceline/training/rollout/weight_folder.py": "a model's config.json",
     "paceline/data/file_digests.py": "digests, and a tokenizer's special tokens",
     "paceline/data/dataset_store.py": "sizes and digests",

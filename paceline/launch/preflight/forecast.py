@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.config.schema import Config
+from paceline.core.package import PACKAGE_VERSION
 from paceline.core.security.secrets import without_secrets
+from paceline.launch.site_calibration import coefficients_of
 
 if TYPE_CHECKING:
     from paceline.plan.cost.report import Forecast
@@ -29,18 +32,20 @@ def forecast_of_plan(plan: Plan, cluster: AcceleratorCluster | None) -> Forecast
 
     if not is_accelerator(plan.device):
         return None
-    corrections = (1.0, 1.0)
+    corrections, source = (1.0, 1.0), ""
     if cluster is None:
         from paceline.launch.prediction_ledger import corrections_here
         from paceline.plan.hardware.probe import probe_hardware
 
         probed: Hardware = probe_hardware(os.environ)
         cluster = cluster_of_hardware(probed, plan.num_nodes)
-        corrections = corrections_here(probed)
+        corrections, source = corrections_here(probed)
+    elif site := coefficients_of(cluster.machine.name):
+        corrections, source = (site.memory_factor, site.time_factor), site.source(PACKAGE_VERSION)
     spec = search_spec_of(plan, cluster, corrections) if cluster else None
     if spec is None:
         return None
-    spec = of_length(spec, plan, epoch_lengths(plan.config))
+    spec = replace(of_length(spec, plan, epoch_lengths(plan.config)), corrected_by=source)
     name = str(plan.config.model.name_or_path or plan.shape.model_type if plan.shape else "model")
     chooser = CHOOSERS.get(plan.config.training.distributed_strategy)
     by_size = chooser is not None and not chooser.searches

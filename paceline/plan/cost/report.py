@@ -61,6 +61,11 @@ class Forecast:
             "unverified": list(self.spec.cluster.unverified),
             "seq_len": self.spec.seq_len,
             "rows": self.spec.rows,
+            "corrections": {
+                "memory": self.spec.corrections[0],
+                "time": self.spec.corrections[1],
+                "source": self.spec.corrected_by,
+            },
             "considered": self.considered,
             "strategies": [candidate_json(c) for c in self.rows],
             "planned": candidate_json(self.own) if self.own else None,
@@ -207,9 +212,10 @@ def _reliability(f: Forecast) -> list[str]:
     )
     memory_factor, time_factor = f.spec.corrections
     if f.spec.corrections != (1.0, 1.0):
+        source = f.spec.corrected_by or "measured runs"
         lines += wrapped(
-            "ledger",
-            f"runs on this machine correct memory by × {memory_factor:.2f} and time by × {time_factor:.2f}",
+            "measured",
+            f"{source}: memory × {memory_factor:.2f}, time × {time_factor:.2f}, in all numbers above",
         )
     if cluster.unverified:
         lines += wrapped(

@@ -63,7 +63,8 @@ class SearchSpec:
     further_forwards: int | None = None  # None: as the algorithm's spec says
     picture: PictureWork | None = None  # None: rows without images
     nvme: frozenset[str] = frozenset()  # of {optimizer, parameters}: those offloaded to NVMe
-    corrections: tuple[float, float] = (1.0, 1.0)  # factors on memory and time, from the machine's ledger
+    corrections: tuple[float, float] = (1.0, 1.0)  # factors on memory and time, from measured runs
+    corrected_by: str = ""  # which runs, as text
 
     def __post_init__(self) -> None:
         if not self.rows:

@@ -23,10 +23,12 @@ from paceline.launch import codes as launch_codes
 from paceline.launch.claim_run_dir import claim, in_use
 from paceline.launch.prediction_ledger import before_training
 from paceline.launch.program import lost_output
+from paceline.launch.site_calibration import write_measured
 from paceline.launch.supervision.worker_channel import LauncherConnection
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.runlog import events
+from paceline.runlog.console_lines import overview_line
 from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
 from paceline.runlog.stacks import stacks_to
@@ -236,10 +238,19 @@ class RunRecord:
             if outcome == "early_stopped":
                 observers.message(ended_early(trainer))
             self._write_result(outcome, code, [*findings, *filter(None, (observers.log.lost(),))])
+            if outcome == "completed" and (compared := self._compared()):
+                observers.message(overview_line("as planned", compared))
         seconds = time.monotonic() - self.started
         observers.finish(events.Finished(outcome, trainer.state.step, seconds), self.checkpoint)
         trainer.runner.strategy.close()
         world.barrier()
+
+    def _compared(self) -> str:
+        """Write what was measured beside the plan, and return it as text: it never fails a run."""
+        try:
+            return write_measured(self.plan, self.environ).beside()
+        except OSError as error:
+            return f"{self.run_dir.measured_json.name} cannot be written: {error.strerror or error}"
 
     def _write_result(self, outcome: str, code: int, findings: Sequence[Diagnostic]) -> None:
         """Raise PacelineError if the system refuses: a run without a result has not succeeded."""
