@@ -1,342 +1,200 @@
-"""Fitting the planner's coefficients: a coordinate descent on a robust loss. Few coefficients, positive,
-each with a meaning.
+"""Fitting the pooled coefficients: a few, each with a prior from a source and bounds of its meaning.
+
+A descent in logarithms on a robust loss, in which every publisher weighs the same, plus the distance from the
+priors. A cluster with hundreds of rows gets coefficients of its own fabric on top (``fit_fabric``).
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from planner_rows import Row
+from planner_rows import Row, in_sweep, publisher
 
 from paceline.plan.cost.coefficients import MemoryCoefficients, SpeedCoefficients
-from paceline.plan.cost.memory.peak import peak_of, worst_peak
+from paceline.plan.cost.memory.peak import Peak, peak_of, worst_peak
 from paceline.plan.cost.step_time import speed_of
 
 Coefficients = dict[str, float]
 Sets = dict[str, Coefficients]
-TOO_LOW, MOST_SAFETY = 0.038, 0.015
-UNDER_ADAPTER = 3.0  # … of a small table too, where a fold without its largest model is left with few rows
-UNDER = 6.0  # an underestimate of memory costs a run, an overestimate some speed
-# Where the fit starts: structure (norm's two saved tensors, four inner ones of SwiGLU, 2 + 4 + 4 bytes a
-# logit) and plain guesses.
-MEMORY_START: Coefficients = {
-    "norm": 6.0,
-    "query": 6.0,
-    "keys": 6.0,
-    "gated": 4.0,
-    "compiled": 0.85,
-    "frozen_attention": 0.8,
-    "frozen_mlp": 0.8,
-    "logits": 11.0,
-    "fused_logits": 0.5,
-    "gathered": 2.0,
-    "gathered_ends": 40.0,
-    "gathered_pipeline": 3.0,
-    "root_unit": 1.0,
-    "bucket": 5e8,
-    "replica": 0.6,
-    "fragments": 0.02,
-    "states_slack": 0.15,
-    "overhead": 0.3,
-    "communicators": 0.3,
-    "checkpoint": 1.0,
-    "segments": 0.2,
-    "safety": 0.0,
+DEFAULT, SWEEP = "default", "nanotron"
+ROUNDS = 6
+PULL = 0.01  # weight of the distance from the priors
+CAP = 0.7  # a larger error in logarithms counts as this
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Where a coefficient starts, how far it may go, and how far (in logarithms) is one deviation."""
+
+    value: float
+    low: float
+    high: float
+    deviation: float
+    source: str
+
+
+SPEED: dict[str, Prior] = {
+    "kernel": Prior(0.85, 0.6, 1.1, 0.12, "share of the fastest matmul (mamf) in a step; ml-engineering"),
+    "width": Prior(60, 10, 400, 0.7, "tiles of 128 columns, half filled"),
+    "rows": Prior(100, 20, 1500, 1.0, "tiles of 128 rows, half filled"),
+    "attention": Prior(0.9, 0.4, 1.2, 0.3, "forward with backward, of the share in the papers' figures"),
+    "elementwise": Prior(20, 3, 30, 0.5, "about 10 elementwise passes over a layer's widths, 2 bytes each"),
+    "compiled_time": Prior(0.5, 0.2, 1, 0.5, "fusion halves the passes; torchtitan 2024-12 +16 % a step"),
+    "launch": Prior(0.8, 0.2, 4, 0.5, "150 kernels a layer at 5 µs (tests/unit/device counts 42 forward)"),
+    "loss_moves": Prior(10, 4, 20, 0.5, "bytes a logit: 2 + 4 + 4"),
+    "low_precision": Prior(1.5, 1.05, 1.95, 0.5, "fp8 at twice the peak, less scaling"),
+    "four_bits": Prior(1.4, 1.05, 1.95, 0.5, "fp4 at twice the fp8 peak, less scaling"),
+    "selective_passes": Prior(0.35, 0.1, 0.6, 0.5, "torchtitan's op policy recomputes half of the matmuls"),
+    "tensor_exposed": Prior(
+        0.9, 0.2, 1.2, 0.5, "nothing overlaps without asynchronous tp (torchtitan: +10 %)"
+    ),
+    "link_inside": Prior(0.8, 0.5, 1.2, 0.15, "367 of 450 GB/s on 8 H200, nccl-tests; ml-engineering"),
+    "link_outside": Prior(0.8, 0.4, 1.0, 0.2, "nccl-tests on InfiniBand"),
+    "link_fall": Prior(0.05, 0.005, 0.4, 1.0, "congestion: bandwidth by this power of the nodes"),
+    "hop": Prior(1.0, 0.3, 60, 0.7, "NCCL's own 14 µs a network step (src/graph/tuning.cc)"),
+    "overlap": Prior(0.8, 0.3, 1.0, 0.2, "what may hide communication; Galvatron's slowdown of 1.13"),
+    "zero_overlap": Prior(0.5, 0.05, 1.0, 0.7, "the same under ZeRO 1 and 2"),
+    "never_hidden": Prior(0.1, 0.02, 0.6, 0.8, "the last bucket of about ten"),
+    "send": Prior(0.05, 0.01, 3, 1.2, "milliseconds: a send's start and the wait for its partner"),
+    "step_fixed": Prior(0.01, 0.001, 0.05, 1.0, "seconds"),
 }
-SPEED_START: Coefficients = {
-    "kernel": 0.75,
-    "width": 60.0,
-    "rows": 100.0,
-    "attention": 0.45,
-    "elementwise": 20.0,
-    "compiled_time": 0.8,
-    "launch": 4.0,
-    "loss_moves": 10.0,
-    "low_precision": 1.4,
-    "four_bits": 1.3,
-    "selective_passes": 0.15,
-    "tensor_exposed": 0.6,
-    "tensor_hidden": 1.2,
+#: cited or structural, not fitted
+FIXED_SPEED: Coefficients = {
     "tensor_pipeline": 0.0,
     "tensor_nodes": 0.0,
-    "link_inside": 0.9,
-    "link_outside": 0.7,
-    "link_fall": 0.3,
-    "hop": 20.0,
-    "overlap": 0.6,
-    "zero_overlap": 0.1,
     "overlap_slow": 0.03,
-    "never_hidden": 0.3,
-    "reduce_bytes": 4.0,
-    "send": 1.0,
-    "optimizer_moves": 60.0,
-    "step_fixed": 0.02,
+    "optimizer_moves": 30.0,  # AdamW reads 16 bytes a parameter and writes 14
 }
-# What each system's rows may move; a system without rows of a kind keeps the default's.
-MEMORY_MOVES: dict[str, tuple[str, ...]] = {
-    "nanotron": (
-        "norm",
-        "gated",
-        "logits",
-        "gathered",
-        "gathered_ends",
-        "gathered_pipeline",
-        "replica",
-        "fragments",
-        "states_slack",
-        "overhead",
-        "communicators",
-        "segments",
-    ),
-    "default": ("logits", "root_unit", "overhead", "compiled", "fragments"),
-    "litgpt": ("norm", "logits", "frozen_attention", "frozen_mlp", "overhead", "states_slack"),
-    "titan": ("logits", "root_unit", "overhead", "compiled"),
-    "foundry": ("norm", "gated", "logits", "states_slack", "fragments"),
-    "megatron": ("norm", "gated", "logits", "states_slack", "gathered"),
-    "internevo": ("norm", "gated", "logits", "states_slack"),
-    "qwen-int4": ("logits", "checkpoint", "overhead"),
-    "qwen": ("logits", "checkpoint", "overhead", "states_slack"),
-    "swift": ("logits", "checkpoint", "overhead", "states_slack"),
-    "torchtune": ("checkpoint", "overhead", "states_slack"),
+#: of one cluster: latency, bandwidth and its fall, and what tp in a pipeline waits there
+FABRIC: dict[str, Prior] = {
+    "hop": Prior(25.0, 0.3, 60, 0.7, "its plotted all-gathers: 250 GB/s on a node, 11 on 64"),
+    "link_fall": SPEED["link_fall"],
+    "link_outside": SPEED["link_outside"],
+    "tensor_pipeline": Prior(2.9, 0.5, 6, 2.0, "milliseconds a rank of the group and layer"),
+    "tensor_nodes": Prior(0.01, 0.001, 0.3, 2.0, "more a further node"),
 }
-SPEED_MOVES: dict[str, tuple[str, ...]] = {
-    "nanotron": (
-        "kernel",
-        "width",
-        "rows",
-        "attention",
-        "elementwise",
-        "launch",
-        "loss_moves",
-        "tensor_exposed",
-        "tensor_hidden",
-        "tensor_pipeline",
-        "tensor_nodes",
-        "link_inside",
-        "link_outside",
-        "link_fall",
-        "hop",
-        "overlap",
-        "zero_overlap",
-        "never_hidden",
-        "send",
-        "optimizer_moves",
-        "step_fixed",
-    ),
-    "default": (
-        "kernel",
-        "elementwise",
-        "attention",
-        "compiled_time",
-        "low_precision",
-        "selective_passes",
-        "overlap",
-        "link_outside",
-    ),
-    "titan": ("kernel", "elementwise", "attention", "compiled_time", "low_precision", "selective_passes"),
-    "internevo": ("kernel", "elementwise", "attention", "link_outside", "link_fall", "zero_overlap"),
-    "foundry": ("kernel", "elementwise", "attention", "low_precision", "overlap", "rows"),
-    "megatron": ("kernel", "elementwise", "attention", "low_precision", "four_bits", "send", "rows"),
+MEMORY: dict[str, Prior] = {
+    "logits": Prior(16, 8, 20, 0.25, "2 + 4 + 4 + 4 + 2 bytes"),
+    "fragments": Prior(0.06, 0.005, 0.25, 0.7, "reserved over allocated 1.01 to 1.05, nanotron's logs"),
+    "overhead": Prior(1.4, 0.3, 2.0, 0.4, "context 0.5 to 0.9 GiB, cuBLAS; ml-engineering"),
+    "frozen_attention": Prior(0.9, 0.5, 1.0, 0.2, "an adapter frees some inputs"),
+    "frozen_mlp": Prior(0.9, 0.4, 1.0, 0.2, "an adapter frees some inputs"),
+    "safety": Prior(0.02, 0.001, 0.15, 1.5, "what is not modelled"),
 }
-STARTED_FROM_NANOTRON = (
-    "link_fall",
-    "hop",
-    "tensor_exposed",
-    "tensor_hidden",
-    "link_inside",
-    "never_hidden",
-    "send",
-    "loss_moves",
-    "launch",
-)
-# No coefficient leaves what it can mean: shares of a peak or of a time are at most 1, latencies at most what
-# was ever measured.
-LIMITS = {
-    "kernel": 1.2,
-    "attention": 0.8,
-    "compiled_time": 1.0,
-    "compiled": 1.0,
-    "overlap": 1.0,
-    "zero_overlap": 1.0,
-    "never_hidden": 1.0,
-    "link_outside": 1.0,
-    "link_inside": 1.5,
-    "low_precision": 1.9,
-    "four_bits": 1.9,
-    "send": 3.0,
-    "rows": 2000.0,
-    "elementwise": 30.0,
-    "frozen_mlp": 1.0,
-    "frozen_attention": 1.0,
-    "norm": 16.0,
-    "selective_passes": 0.5,
-    "checkpoint": 12.0,
-    "gathered": 6.0,
-    "states_slack": 0.3,
-    "overhead": 1.8,
-    "communicators": 2.0,
-}
-FLOORS = {
-    "norm": 2.0,
-    "gated": 2.0,
-    "gathered": 0.5,
-    "elementwise": 4.0,
-    "compiled_time": 0.5,
-    "low_precision": 1.0,
-    "overhead": 0.1,
-    "checkpoint": 0.5,
-    "logits": 6.0,
-}
-# published without memory, or nearly so: that a row ran bounds its memory
-ONLY_RAN = {"foundry", "megatron", "internevo"}
-# what saved-tensor hooks find on Transformers' own Llama block (a test holds it)
-EAGER = {"norm": 8.0, "query": 4.0, "keys": 4.0}
-OF_ADAPTERS = {"litgpt", "qwen", "qwen-int4", "swift", "torchtune"}  # their tables are judged by the median
-OWN_RULE = {"nanotron"}  # its published memory is the first stage's (see docs/explanation/planner.md)
 
 
 def predicted_memory(row: Row, sets: Mapping[str, Coefficients]) -> float:
-    """Bytes of the rank whose memory the source publishes."""
-    c = MemoryCoefficients(**{**sets["default"], **sets.get(row.system, {})})
-    return peak_of(row.work, c, 0).total if row.system in OWN_RULE else worst_peak(row.work, c)[1].total
+    """Bytes of the rank whose memory the source publishes: the sweep's is the first stage's."""
+    c = MemoryCoefficients(**{**sets[DEFAULT], **sets.get(row.system, {})})
+    return as_printed(row, peak_of(row.work, c, 0) if in_sweep(row) else worst_peak(row.work, c)[1])
 
 
-def memory_error(row: Row, c: Coefficients) -> float:
-    """The logarithm of predicted over measured; where only "it ran" is known, what goes beyond the card."""
-    predicted = predicted_memory(row, {"default": c})
-    return (
-        math.log(predicted / row.memory)
-        if row.memory
-        else max(0.0, math.log(predicted / (0.93 * row.work.machine.memory)))
-    )
+def as_printed(row: Row, peak: Peak) -> float:
+    """What a row's program prints of a peak: all of the device, or without the context."""
+    return peak.total - (0.0 if row.metric == "device" else peak.overhead)
 
 
 def predicted_speed(row: Row, sets: Mapping[str, Coefficients]) -> float:
     """Tokens a second a rank."""
-    c = SpeedCoefficients(**{**sets["default"], **sets.get(row.system, {})})
+    c = SpeedCoefficients(**{**sets[DEFAULT], **sets.get(row.system, {})})
     return speed_of(row.work, c).tokens_per_second_per_rank
 
 
-def fit_memory(rows: Sequence[Row], rounds: int) -> Sets:
-    """All sets; nanotron's is fitted first and the default starts from it, for its rows are by far the
-    most.
-    """
-    rows = [row for row in rows if row.memory or (row.ran and row.system in ONLY_RAN)]
-    sets: Sets = {"default": dict(MEMORY_START)}
-    for system in ("nanotron", "default", *(s for s in MEMORY_MOVES if s not in ("nanotron", "default"))):
-        own = _own(rows, system, MEMORY_MOVES)
-        start = {**(sets["nanotron"] if system == "default" and "nanotron" in sets else sets["default"])}
-        if system in OF_ADAPTERS:
-            start = dict(MEMORY_START)
-        if system == "default":
-            start |= {
-                "compiled": 0.85,
-                "gathered": 4.0,
-                "gathered_ends": 0.0,
-                "gathered_pipeline": 0.0,
-                "segments": 0.0,
-                "norm": EAGER["norm"],
-            }
-        under = UNDER_ADAPTER if system in OF_ADAPTERS else UNDER
-
-        def loss(c: Coefficients, own: list[Row] = own, system: str = system, under: float = under) -> float:
-            errors = [memory_error(row, c) for row in own]
-            return _mean(min(0.8, -e * under if e < 0 else e) for e in errors) + median(
-                abs(e) for e in errors
-            )
-
-        if len(own) >= 3:
-            sets[system] = fitted(("memory", system), own, start, MEMORY_MOVES[system], loss, rounds)
-        if system == "nanotron" and system in sets:
-            sets[system]["safety"] = _safety(own, sets[system])
-    sets["default"] = {**sets["default"], **EAGER}
-    return sets
+def speed_errors(rows: Sequence[Row]) -> Callable[[Coefficients], list[float]]:
+    """Return the errors' logarithms as a function of the coefficients."""
+    measured = [(row, math.log(row.speed)) for row in rows if row.speed]
+    return lambda c: [math.log(predicted_speed(row, {DEFAULT: c})) - log for row, log in measured]
 
 
-def _safety(own: Sequence[Row], c: Coefficients) -> float:
-    """What is laid on top so that fewer than ``TOO_LOW`` of the rows are underestimated by a tenth: an
-    underestimate ends a run.
-    """
-    ratios = [predicted_memory(row, {"default": c}) / row.memory for row in own if row.memory]
-    for safety in (0.0, 0.005, 0.01):
-        if sum(ratio * (1 + safety) < 0.9 for ratio in ratios) < TOO_LOW * len(ratios):
-            return safety
-    return MOST_SAFETY
+def memory_errors(rows: Sequence[Row]) -> Callable[[Coefficients], list[float]]:
+    """The same for memory; an underestimate, which costs a run, counts twice."""
+    measured = [(row, math.log(row.memory)) for row in rows if row.memory]
+
+    def errors(c: Coefficients) -> list[float]:
+        found = [math.log(predicted_memory(row, {DEFAULT: c})) - log for row, log in measured]
+        return [2 * e if e < 0 else e for e in found]
+
+    return errors
 
 
-def fit_speed(rows: Sequence[Row], rounds: int) -> Sets:
-    """All sets, in the same order."""
+def fit_speed(rows: Sequence[Row]) -> Coefficients:
+    """The pooled speed coefficients of ``rows``."""
+    start = FIXED_SPEED | {name: prior.value for name, prior in SPEED.items()}
     rows = [row for row in rows if row.speed]
-    sets: Sets = {"default": dict(SPEED_START)}
-    for system in ("nanotron", "default", "foundry", "megatron", "titan", "internevo"):
-        own = _own(rows, system, SPEED_MOVES)
-        start = dict(sets["default"])
-        if system == "nanotron":
-            start["tensor_pipeline"] = 3.2
-        if system == "default" and "nanotron" in sets:
-            start |= {name: sets["nanotron"][name] for name in STARTED_FROM_NANOTRON}
-
-        def loss(c: Coefficients, own: list[Row] = own) -> float:
-            errors = [abs(math.log(predicted_speed(row, {"default": c}) / row.speed)) for row in own]  # type: ignore[operator]
-            return median(errors) + _mean(min(e, 0.7) for e in errors) + quantile(errors, 0.75) / 2
-
-        if len(own) >= 3:
-            sets[system] = fitted(("speed", system), own, start, SPEED_MOVES[system], loss, rounds)
-    return sets
+    return descend(start, SPEED, loss_of(rows, speed_errors(rows), SPEED))
 
 
-def _own(rows: Sequence[Row], system: str, moves: Mapping[str, object]) -> list[Row]:
-    if system == "default":
-        return [row for row in rows if row.system not in moves or row.system == "titan"]
-    return [row for row in rows if row.system == system]
+def fit_fabric(rows: Sequence[Row], pooled: Coefficients) -> Coefficients:
+    """One cluster's own coefficients, the others as ``pooled``; fitted with little pull to the priors."""
+    start = pooled | {name: prior.value for name, prior in FABRIC.items()}
+    rows = [row for row in rows if row.speed]
+    found = descend(start, FABRIC, loss_of(rows, speed_errors(rows), FABRIC, pull=PULL / 20))
+    return {name: found[name] for name in FABRIC}
 
 
-_FITTED: dict[object, Coefficients] = {}
+def fit_memory(rows: Sequence[Row], start: Coefficients) -> Coefficients:
+    """The pooled memory coefficients of ``rows``; what is not in ``MEMORY`` stays as in ``start``."""
+    rows = [row for row in rows if row.memory]
+    begun = start | {name: prior.value for name, prior in MEMORY.items()}
+    return descend(begun, MEMORY, loss_of(rows, memory_errors(rows), MEMORY, pull=PULL / 3))
 
 
-def fitted(
-    key: tuple[object, ...],
-    own: Sequence[Row],
-    start: Coefficients,
-    names: Sequence[str],
-    loss: Callable[[Coefficients], float],
-    rounds: int,
-) -> Coefficients:
-    """``descend``, or its answer when the same rows were fitted from the same start before (folds share
-    most systems).
-    """
-    whole = (*key, tuple(row.id for row in own), tuple(sorted(start.items())), rounds)
-    if whole not in _FITTED:
-        _FITTED[whole] = descend(start, names, loss, rounds)
-    return _FITTED[whole]
+def loss_of(
+    rows: Sequence[Row],
+    errors: Callable[[Coefficients], list[float]],
+    priors: Mapping[str, Prior],
+    pull: float = PULL,
+) -> Callable[[Coefficients], float]:
+    """Mean and half of the median error, each publisher weighing the same, and the pull of the priors."""
+    count = Counter(publisher(row) for row in rows)
+    weight = [1 / max(3, count[publisher(row)]) for row in rows]
+
+    def loss(c: Coefficients) -> float:
+        sizes = [abs(e) for e in errors(c)]
+        mean = sum(w * min(e, CAP) for e, w in zip(sizes, weight, strict=True)) / sum(weight)
+        away = sum((math.log(c[name] / p.value) / p.deviation) ** 2 for name, p in priors.items())
+        return mean + weighted(sizes, weight, 0.5) / 2 + pull * away
+
+    return loss
 
 
 def descend(
-    start: Coefficients, names: Sequence[str], loss: Callable[[Coefficients], float], rounds: int
+    start: Coefficients, priors: Mapping[str, Prior], loss: Callable[[Coefficients], float]
 ) -> Coefficients:
     """One coefficient after the other, up or down as long as it helps; the step shrinks every round. None
-    leaves its limits.
+    leaves its bounds.
     """
     best, found = loss(start), dict(start)
-    step = {name: 0.25 * abs(found[name]) or 0.1 for name in names}
-    for _ in range(rounds):
-        for name in names:
+    step = {name: 0.4 * prior.deviation for name, prior in priors.items()}
+    for _ in range(ROUNDS):
+        for name, prior in priors.items():
             for sign in (1, -1):
                 while True:
-                    tried = {**found, name: found[name] + sign * step[name]}
-                    if not FLOORS.get(name, 0.0) <= tried[name] <= LIMITS.get(name, math.inf):
+                    tried = {**found, name: found[name] * math.exp(sign * step[name])}
+                    if not prior.low <= tried[name] <= prior.high:
                         break
                     value = loss(tried)
                     if value >= best - 1e-6:
                         break
                     best, found = value, tried
-        step = {name: size / 1.8 for name, size in step.items()}
+        step = {name: size / 1.7 for name, size in step.items()}
     return found
 
 
-def median(values: Iterable[float]) -> float:
-    return quantile(values, 0.5)
+def weighted(values: Sequence[float], weight: Sequence[float], part: float) -> float:
+    """Return the smallest value with ``part`` of the weight at or below it; not a number of none."""
+    if not values:
+        return math.nan
+    order = sorted(zip(values, weight, strict=True))
+    limit, seen = part * sum(weight), 0.0
+    for value, each in order:
+        seen += each
+        if seen >= limit - 1e-9:
+            return value
+    return order[-1][0]
 
 
 def quantile(values: Iterable[float], part: float) -> float:
@@ -348,8 +206,3 @@ def quantile(values: Iterable[float], part: float) -> float:
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,25 @@ SYSTEMS = {
     "ms-swift": "swift",
     "torchtune": "torchtune",
 }
+# Who publishes: the program or the company, so that none is judged by rows of its own.
+PUBLISHERS = {
+    "ultrascale": "Ultra-Scale Playbook",
+    "llm-foundry": "llm-foundry",
+    "torchtitan": "torchtitan",
+    "torchao": "torchtitan",
+    "torchtune": "torchtune",
+    "ibm": "IBM",
+    "fms": "IBM",
+    "megatron": "NVIDIA",
+    "nemo": "NVIDIA",
+    "internevo": "InternEvo",
+    "litgpt": "litgpt",
+    "qwen": "Qwen",
+    "ms-swift": "ms-swift",
+    "tinyllama": "TinyLlama",
+}
+# litgpt's full rows: what is printed is less than weights, gradients and Adam's moments together, so the
+# moments cannot be in it.
 STORAGE = {
     "nanotron": Storage(2, 4, 12),
     "foundry": Storage(4, 4, 8),
@@ -51,8 +70,14 @@ STORAGE = {
     "swift": Storage(2, 2, 12),
     "default": Storage(2, 4, 12),
 }
-# litgpt's full rows: what is printed is less than weights, gradients and Adam's moments together, so the
-# moments cannot be in it.
+# Programs whose layers are fused kernels by default (Transformer Engine; flash-attn's norms and rotary).
+FUSED = ("megatron", "nemo", "internevo", "tinyllama")
+# What a program prints as its memory: torch's tensors alone, what its allocator holds, or the whole device's
+# use with the context. litgpt prints torch.cuda.max_memory_allocated() / 1e9, torchtune the active bytes'
+# peak, torchtitan the reserved bytes' peak; the others do not say and are read as nvidia-smi's.
+METRICS = {"litgpt": "tensors", "torchtune": "tensors", "torchtitan": "reserved", "torchao": "reserved"}
+METRICS["ultrascale"] = "reserved"
+DECIMAL = ("litgpt",)  # whose GB are 10^9 bytes
 # bytes a second a card to other nodes, where the source says so
 LINKS = {"foundry": 25e9, "internevo": 6.25e9}
 
@@ -72,6 +97,7 @@ class Row:
     speed: float | None
     card: float
     tuning: str
+    metric: str = "device"
 
     @property
     def system(self) -> str:
@@ -81,6 +107,16 @@ class Row:
     def layout(self) -> str:
         w = self.work
         return f"dp{w.dp} tp{w.tp} pp{w.pp} zero{w.zero} mb{w.micro_batch}"
+
+
+def publisher(row: Row) -> str:
+    """Who published a row."""
+    return next(name for start, name in PUBLISHERS.items() if row.group.startswith(start))
+
+
+def in_sweep(row: Row) -> bool:
+    """Whether a row is of the one large sweep on one cluster."""
+    return publisher(row) == PUBLISHERS["ultrascale"]
 
 
 def read(path: Path) -> list[Row]:
@@ -125,6 +161,10 @@ def parse(row: dict[str, Any]) -> Row | None:
         int(row.get(k) or next(iter(re.findall(rf"{k}(\d+)", strategy)), 1)) for k in ("tp", "pp", "cp")
     )
     n = int(row.get("n_gpus") or 1)
+    if "All runs are single-GPU" in str(row.get("notes")):
+        n = 1  # its table repeats them for four cards
+    found = re.search(r"sequence_parallel_size=(\d+)", str(row.get("flags")))
+    cp = int(found.group(1)) if found else cp
     if n % (tp * pp * cp):
         return None
     dp = int(row.get("dp") or n // (tp * pp * cp))
@@ -154,7 +194,7 @@ def parse(row: dict[str, Any]) -> Row | None:
         cp=cp,
         zero=zero,
         shard=shard,
-        storage=Storage(2, 2, 8) if adapter else STORAGE[system],
+        storage=_storage(row, system, adapter),
         recompute=_recompute(row, system),
         flash="no flash" not in str(row.get("notes")).lower() and row.get("attention") != "eager",
         fused_loss=system == "torchtune",
@@ -166,6 +206,7 @@ def parse(row: dict[str, Any]) -> Row | None:
         ring=True,
         low_precision="fp4" if "fp4" in text else "fp8" if "fp8" in text or "float8" in text else "",
         system=system,
+        fused=group.startswith(FUSED),
     )
     return Row(
         id=str(row["id"]),
@@ -177,14 +218,28 @@ def parse(row: dict[str, Any]) -> Row | None:
         speed=measured[1],
         card=float(row.get("gpu_mem_gb") or card.memory_gb) * 1e9,
         tuning=_kind(tuning),
+        metric=next((name for start, name in METRICS.items() if group.startswith(start)), "device"),
     )
+
+
+def _storage(row: dict[str, Any], system: str, adapter: AdapterSize | None) -> Storage:
+    """The bytes a parameter that the program keeps, less what its flags take away."""
+    if adapter:
+        return Storage(2, 2, 8)
+    storage, flags = STORAGE[system], str(row.get("flags")).lower()
+    if "8bit adamw" in flags:
+        storage = replace(storage, optimizer=storage.optimizer / 2)  # from bfloat16 moments
+    if "optim in bwd" in flags or "8bit adamw" in flags:  # its flags are cumulative
+        storage = replace(storage, gradient=0.0)
+    return storage
 
 
 def _memory(row: dict[str, Any]) -> float | None:
     peak = row.get("peak_mem")
     if not peak or isinstance(peak["value"], list):
         return None
-    value = float(peak["value"]) * UNITS[peak["unit"]]
+    decimal = peak["unit"] == "GB" and str(row["group"]).startswith(DECIMAL)
+    value = float(peak["value"]) * (1e9 if decimal else UNITS[peak["unit"]])
     return value / int(row.get("n_gpus") or 1) if peak.get("scope") == "sum_over_gpus" else value
 
 

@@ -4,38 +4,29 @@ cost.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from planner_fit import Sets, median, predicted_memory, predicted_speed, quantile
+from planner_fit import Sets, predicted_speed
 from planner_rows import Row
 
 from paceline.plan.cost.coefficients import MemoryCoefficients
 from paceline.plan.cost.memory.peak import worst_peak
 from paceline.plan.workload.step_spec import why_not_run
 
+SHIPPED = Path(__file__).resolve().parents[2] / "paceline" / "plan" / "data" / "coefficients.json"
 FITS = 0.95  # of what torch reports as the card's memory: a prediction below that is said to run
 MARGIN = 0.90  # … and below that it is chosen
 ENOUGH = 20  # rows that make a cell one can choose in
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Relative errors of predictions over measurements."""
-
-    rows: int
-    median: float
-    p90: float
-    bias: float
-    under: float  # share of rows that are underestimated by more than a tenth
-
-    @staticmethod
-    def of(errors: Iterable[float]) -> Figures:
-        listed = list(errors)
-        sizes = [abs(e) for e in listed]
-        under = sum(e < -0.1 for e in listed) / max(1, len(listed))
-        return Figures(len(listed), quantile(sizes, 0.5), quantile(sizes, 0.9), median(listed), under)
+def shipped() -> tuple[Sets, Sets, dict[str, tuple[float, float]]]:
+    """Memory's and speed's sets, and the bands, as shipped."""
+    data = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    return data["memory"], data["speed"], {kind: tuple(band) for kind, band in data["spread"].items()}
 
 
 @dataclass(frozen=True)
@@ -53,14 +44,6 @@ class Pick:
     @property
     def regret(self) -> float | None:
         return None if self.measured is None else 1 - self.measured / self.best
-
-
-def memory_errors(rows: Sequence[Row], sets: Sets) -> list[float]:
-    return [predicted_memory(row, sets) / row.memory - 1 for row in rows if row.memory]
-
-
-def speed_errors(rows: Sequence[Row], sets: Sets) -> list[float]:
-    return [predicted_speed(row, sets) / row.speed - 1 for row in rows if row.speed]
 
 
 def fits(row: Row, sets: Sets, share: float = FITS) -> bool:

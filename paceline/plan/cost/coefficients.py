@@ -57,7 +57,6 @@ class SpeedCoefficients:
     four_bits: float  # speed of fp4 relative to fp8
     selective_passes: float  # forward passes repeated by selective recomputation
     tensor_exposed: float  # share of tensor-parallel communication added to compute
-    tensor_hidden: float  # share of it that bounds a layer's time from below
     tensor_pipeline: float  # milliseconds per rank of the tensor-parallel group, in a pipeline
     tensor_nodes: float  # factor added per further node of the group
     link_inside: float  # share of the bandwidth inside a node that is reached
@@ -68,7 +67,6 @@ class SpeedCoefficients:
     zero_overlap: float  # factor on it under ZeRO-1 and ZeRO-2
     overlap_slow: float  # slowdown of compute, as a share of hidden communication
     never_hidden: float  # share of communication that is always exposed
-    reduce_bytes: float  # bytes per gradient element
     send: float  # milliseconds per send between stages
     optimizer_moves: float  # bytes moved per parameter
     step_fixed: float  # seconds per step

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paceline.plan.cost.coefficients import SpeedCoefficients
 from paceline.plan.plan import ATTENTION, MATMUL
-from paceline.plan.workload.step_spec import Machine, StageSize, StepSpec
+from paceline.plan.workload.step_spec import ATTENTION_SHARE, Machine, StageSize, StepSpec
 
 # A layer's step of decoding in a captured graph: the kernels that a fused layer has (tests/unit/device holds
 # it to 12), each 3.4 µs at least, however little it computes (A. Gray, "Getting Started with CUDA Graphs",
@@ -146,14 +146,16 @@ def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float
     # Time of a layer alone: matmuls at their efficiency, and elementwise kernels by bytes moved.
     width = shape.hidden_size / tp
     efficiency = c.kernel / (1 + c.width / width + c.rows / tokens)
-    busy = layer / (peak * efficiency) + attention / (reached * c.attention)
+    share = ATTENTION_SHARE if work.fused else work.machine.attention
+    busy = layer / (peak * efficiency) + attention / (work.machine.flops * share * c.attention)
     moved = c.elementwise * passes * tokens * (shape.hidden_size * 2 + 2 * shape.intermediate / tp)
-    moved_time = moved / work.machine.hbm * (c.compiled_time if work.compiled else 1.0)
+    moved += _casts(work, passes)
+    moved_time = moved / work.machine.hbm * (c.compiled_time if work.fuses else 1.0)
     # Overlap with tensor-parallel communication, bounded by kernel launches.
     bandwidth, waits = _tensor_parallel(work, c)
     alone = busy + moved_time
-    launch = c.launch * 1e-3 * passes / 3 * (c.compiled_time if work.compiled else 1.0)
-    with_group = max(alone + c.tensor_exposed * bandwidth, launch, c.tensor_hidden * bandwidth) + waits
+    launch = c.launch * 1e-3 * passes / 3 * (c.compiled_time if work.fuses else 1.0)
+    with_group = max(alone + c.tensor_exposed * bandwidth, launch, bandwidth) + waits
     if work.tp > 1 and work.pp > 1:
         spread = Group(work.tp, 1).nodes(work.machine) - 1
         with_group = max(with_group, c.tensor_pipeline * 1e-3 * work.tp * (1 + c.tensor_nodes * spread))
@@ -163,6 +165,23 @@ def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float
         loss = c.loss_moves * tokens * shape.vocab / tp / work.machine.hbm
         compute += head / (peak * efficiency) + loss
     return compute, tensor, stage.layers * _gather(work, c, alone)
+
+
+CASTS = (
+    6.0  # bytes an element of a matmul: read for its largest value, read and written in 8 bits, transposed
+)
+
+
+def _casts(work: StepSpec, passes: float) -> float:
+    """Return the bytes a layer moves to bring its matmuls' inputs and gradients into 8 bits."""
+    if not work.low_precision:
+        return 0.0
+    shape = work.shape
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    inner = shape.intermediate * (2 if shape.family.gated else 1)
+    inputs = 3 * shape.hidden_size + q + shape.intermediate  # attention's, the MLP's, q's and the product
+    outputs = 2 * shape.hidden_size + q + 2 * kv + inner
+    return CASTS * passes / 3 * work.tokens * (2 * inputs + outputs) / work.tp
 
 
 def _tensor_parallel(work: StepSpec, c: SpeedCoefficients) -> tuple[float, float]:
@@ -206,14 +225,18 @@ def _gather(work: StepSpec, c: SpeedCoefficients, busy: float) -> float:
     count = work.layer_parameters / work.tp
     if work.adapter:
         count *= work.adapter.base_bytes / 2
-    passes = 1 / work.accumulation if work.gathering.keeps_all else 2
+    once = work.gathering.keeps_all or work.pp > 1  # torch's pipelines gather and reduce once a window
     each = 2.0 if work.adapter else work.element
-    seconds = passes * pass_time(group, each * count, work.machine, c)
+    seconds = (1 / work.accumulation if once else 2) * pass_time(group, each * count, work.machine, c)
     if not work.adapter:
-        seconds += pass_time(
-            group, 4.0 * count if work.storage.gradient >= 4 else 2.0 * count, work.machine, c
-        )
+        reduced = pass_time(group, gradient_bytes(work) * count, work.machine, c)
+        seconds += reduced / (work.accumulation if work.pp > 1 else 1)
     return max(0.0, seconds - c.overlap * busy) + c.overlap_slow * min(seconds, busy)
+
+
+def gradient_bytes(work: StepSpec) -> float:
+    """Return the bytes a gradient element has while ranks sum it."""
+    return 4.0 if work.storage.gradient >= 4 else 2.0
 
 
 def _reduce(work: StepSpec, c: SpeedCoefficients, parameters: float, compute: float) -> float:
@@ -226,7 +249,7 @@ def _reduce(work: StepSpec, c: SpeedCoefficients, parameters: float, compute: fl
         parameters = work.adapter.trained / work.shape.num_parameters * parameters
     parameters *= work.trained_part.share
     seconds = 0.0
-    each = c.reduce_bytes
+    each = gradient_bytes(work)
     # Replicated weights: reduce-scatter gradients, then all-gather gradients or (ZeRO-1, 2) weights.
     if work.zero < 3 and work.dp * work.cp > 1:
         group = Group(work.dp * work.cp, work.tp)
@@ -236,16 +259,16 @@ def _reduce(work: StepSpec, c: SpeedCoefficients, parameters: float, compute: fl
         times = work.accumulation if work.zero == 2 else 1
         hidden = c.overlap * compute * (2 / 3) * times
         if not averaged_whole:
-            seconds += (
-                max(c.never_hidden * scatter * times, scatter * times - c.zero_overlap * hidden) + again
-            )
+            seconds += max(c.never_hidden * scatter * times, scatter * times - c.zero_overlap * hidden)
+            seconds += max(c.never_hidden * again, again - c.zero_overlap * c.overlap * compute / 3)
         else:
             seconds += max(c.never_hidden * (scatter + again), scatter + again - hidden)
         if work.storage.sent:
             seconds += pass_time(group, work.storage.sent * parameters, work.machine, c)
     elif work.zero == 3 and work.dp * work.cp > work.sharers:
         replicas = Group(work.dp * work.cp // work.sharers, work.tp * work.sharers)
-        seconds += 2 * pass_time(replicas, each * parameters / work.sharers, work.machine, c) * c.never_hidden
+        replicated = 2 * pass_time(replicas, each * parameters / work.sharers, work.machine, c)
+        seconds += max(c.never_hidden * replicated, replicated - c.overlap * compute * (2 / 3))
     return seconds
 
 

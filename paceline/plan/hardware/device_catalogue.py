@@ -18,7 +18,7 @@ from paceline.plan.hardware.cloud_instances import instance_named, spellings
 from paceline.plan.hardware.device_kinds import CPU, CUDA
 from paceline.plan.hardware.probe import Hardware, peak_flops
 from paceline.plan.plan_json import shipped_table
-from paceline.plan.workload.step_spec import Machine
+from paceline.plan.workload.step_spec import ATTENTION_SHARE, ATTENTION_SHARE_LATER, Machine
 
 GIB = 2**30
 USABLE = 0.985  # share of the nominal memory, if what torch reports is unknown (80 GB A100: 79.15 GiB, 0.989)
@@ -75,6 +75,7 @@ class Card:
             inside=(self.nvlink_gbps or self.pcie_gbps / 2) * 1e9,
             outside=self.fabric_gbps * 1e9,
             host=self.pcie_gbps * 1e9,
+            attention=ATTENTION_SHARE if 8 <= (self.capability or 9) < 9 else ATTENTION_SHARE_LATER,
         )
 
 

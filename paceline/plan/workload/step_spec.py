@@ -90,6 +90,11 @@ class StrategyLayout:
         return self.zero == 0 and not self.pp
 
 
+#: Share of the data sheet's peak that FlashAttention 2 reaches on Ampere (arXiv:2307.08691: 190 to 230 of
+#: 312 TFLOP/s), and on later cards, for which it was not written (arXiv:2407.08608: 35 % of an H100).
+ATTENTION_SHARE, ATTENTION_SHARE_LATER = 0.6, 0.35
+
+
 @dataclass(frozen=True)
 class Machine:
     """One accelerator and its links. Bandwidths are bytes per second, one way, per accelerator."""
@@ -105,6 +110,7 @@ class Machine:
     host: float = 25e9  # bandwidth to host memory
     host_memory: float = 0.0  # bytes per node; 0: unknown
     context: bool = True  # whether a CUDA context and communicators use part of ``memory``
+    attention: float = ATTENTION_SHARE  # share of ``flops`` that FlashAttention 2 reaches
 
 
 class StageSize(NamedTuple):
@@ -174,6 +180,7 @@ class StepSpec:
     - ``recompute``: none, selective (keeps matmul and attention outputs, or what ``keeps`` names), or full
     - ``fused_loss``: logits are never materialized
     - ``system``: whose coefficients to use
+    - ``fused``: another program's kernels are fused (Transformer Engine, flash-attn's layers)
     - ``kernels``: eager (another system's: every elementwise result of a block is saved, and all logits),
       head (Paceline's ``models.heads`` computes logits in chunks, in every family), norms, or fused (its
       ``models.fused_layers.rms_norm``, ``models.fused_layers.qkv_rotary``, ``models.fused_layers.swiglu``
@@ -209,6 +216,7 @@ class StepSpec:
     low_precision: str = ""  # fp8, or empty
     orthogonal: Orthogonal | None = None  # Muon's matrices
     system: str = "paceline"
+    fused: bool = False  # the program fuses norms and gates, and has its card's own attention kernel
     prefetch: bool = True
     algorithm: str = "sft"
     kernels: str = "eager"
@@ -290,6 +298,11 @@ class StepSpec:
     @cached_property
     def embedding_parameters(self) -> int:
         return self.shape.vocab * self.shape.hidden_size
+
+    @property
+    def fuses(self) -> bool:
+        """Whether elementwise kernels are fused: compiled, or written as one kernel."""
+        return self.compiled or self.fused or self.kernels in OWN_LAYERS
 
     @cached_property
     def kv_width(self) -> int:

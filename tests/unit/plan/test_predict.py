@@ -207,7 +207,7 @@ def test_a_captured_step_of_decoding_launches_no_kernels() -> None:
         speed_of(work(rollout=replace(rollout, captured=c), **small), S).generation for c in (False, True)
     )
     assert plain == pytest.approx(512 * 24 * S.launch * 1e-3 / 3)
-    assert 512 * 24 * GRAPH_LAYER <= captured < plain / 10
+    assert 512 * 24 * GRAPH_LAYER <= captured < plain / 4
 
 
 def test_a_forward_over_the_rows_of_a_step_costs_a_third_of_its_products() -> None:

@@ -112,9 +112,17 @@ def _unsharded(
     """Return the bytes of weights and gradients that ZeRO-3 holds unsharded in a backward."""
     how, layer = work.gathering, work.layer_parameters / work.tp
     weights = kept_gathered(work, parameters, stage)
+    frozen = work.adapter
     if not how.keeps_all:
-        weights = c.root_unit * weights + work.element * (2 if work.prefetch else 1) * layer
-    gradients = 4.0 * (parameters if how.one_unit else layer)
+        each = work.element if frozen is None else frozen.base_bytes
+        weights = c.root_unit * weights + each * (2 if work.prefetch else 1) * layer
+    unit = parameters if how.one_unit else layer
+    if frozen is None:
+        gradients = 4.0 * unit
+    else:  # frozen weights have none; quantized ones are expanded a matrix at a time
+        gradients = 4.0 * trained * unit / parameters
+        expanded = work.shape.hidden_size * work.shape.intermediate / work.tp
+        weights += work.element * expanded if frozen.base_bytes < 2 else 0.0
     if work.accumulation > 1 and 4.0 * trained <= how.whole_gradients:
         gradients += 4.0 * trained
     return weights + gradients
