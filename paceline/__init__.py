@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.api.migrating import migrate as migrate
     from paceline.api.planning import PlannedRun as PlannedRun
     from paceline.api.planning import plan as plan
+    from paceline.api.rehearsing import rehearse as rehearse
     from paceline.api.run import Checkpoint as Checkpoint
     from paceline.api.run import Run as Run
     from paceline.api.run import checkpoints as checkpoints
@@ -53,6 +54,7 @@ _HOMES = {
     "load_config": "paceline.api.arguments",
     "migrate": "paceline.api.migrating",
     "plan": "paceline.api.planning",
+    "rehearse": "paceline.api.rehearsing",
     "train": "paceline.api.training",
     "verify": "paceline.api.verifying",
 }

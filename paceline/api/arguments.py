@@ -82,10 +82,11 @@ def bad_argument(what: str, argument: str, found: str, remedy: str) -> ConfigErr
     return ConfigError(codes.API_ARGUMENT(what, argument, found, remedy))
 
 
+Overrides = Mapping[str, object]
 ConfigLike = str | PathLike[str] | Mapping[str, object] | JobConfig
 
 
-def source_of(config: ConfigLike, overrides: Mapping[str, object] | None) -> ConfigSource:
+def source_of(config: ConfigLike, overrides: Overrides | None) -> ConfigSource:
     """Return the source of a caller's config. Raises ConfigError for anything else."""
     more = {} if overrides is None else _object(overrides, "overrides")
     if isinstance(config, JobConfig):
@@ -113,7 +114,7 @@ def read(source: ConfigSource, *, ruled: bool) -> Loaded:
     return load_to_start(*arguments, tree=source.tree, flags_from=ARGUMENT)
 
 
-def load_config(config: ConfigLike, overrides: Mapping[str, object] | None = None) -> JobConfig:
+def load_config(config: ConfigLike, overrides: Overrides | None = None) -> JobConfig:
     """Read and check a config without starting anything.
 
     ``config``: the path of a YAML file, or a mapping with its sections; ``overrides``: values by dotted key,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from paceline.api import codes
-from paceline.api.arguments import Rows, as_json, dataset_setting, importable_name
+from paceline.api.arguments import Overrides, Rows, as_json, dataset_setting, importable_name
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.json_types import Json, JsonObject
@@ -63,7 +63,7 @@ def evaluate(
     models: Model | Sequence[Model],
     data: Rows,
     *,
-    overrides: Mapping[str, object] | None = None,
+    overrides: Overrides | None = None,
     checkpoints: str = "result",
     metrics: Sequence[object] = (),
     losses: bool = True,
@@ -156,7 +156,7 @@ def data_of(data: Rows) -> JsonObject:
     return {"path": setting} if isinstance(setting, str) else cast("list[JsonObject]", setting)[0]
 
 
-def settings_of(overrides: Mapping[str, object] | None) -> list[Json]:
+def settings_of(overrides: Overrides | None) -> list[Json]:
     """Return overrides as ``key=value``, as a command line has them."""
     return [f"{key}={json.dumps(as_json(value, key))}" for key, value in (overrides or {}).items()]
 

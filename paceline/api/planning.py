@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.api.arguments import ConfigLike, read, source_of
+from paceline.api.arguments import ConfigLike, Overrides, read, source_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import JsonObject
 
@@ -50,7 +49,7 @@ class PlannedRun:
 def plan(
     config: ConfigLike,
     *,
-    overrides: Mapping[str, object] | None = None,
+    overrides: Overrides | None = None,
     hardware: str | None = None,
     nproc: int | None = None,
     imports: bool = True,

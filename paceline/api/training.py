@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from paceline.api import codes
 from paceline.api.arguments import (
     ConfigLike,
     ConfigSource,
+    Overrides,
     Part,
     Rows,
     bad_argument,
@@ -43,7 +44,7 @@ RAN = (ExitCode.OK, ExitCode.STOPPED, ExitCode.CLOSING)
 def train(
     config: ConfigLike,
     *,
-    overrides: Mapping[str, object] | None = None,
+    overrides: Overrides | None = None,
     algorithm: Part | None = None,
     strategy: Part | None = None,
     dataset: Rows | None = None,

@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.api import codes
-from paceline.api.arguments import ConfigLike, read, source_of
+from paceline.api.arguments import ConfigLike, Overrides, read, source_of
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import JsonObject, as_object
@@ -31,7 +31,7 @@ Warn = Callable[[Iterable[Diagnostic]], None]
 def verify(
     config: ConfigLike,
     *,
-    overrides: Mapping[str, object] | None = None,
+    overrides: Overrides | None = None,
     nproc: int | None = None,
     against: str = "",
     steps: int = 5,

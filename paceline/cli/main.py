@@ -27,6 +27,7 @@ VERBS = {
     "train": "train from one YAML: paceline train config.yaml training.learning_rate=1e-4 --nproc 2",
     "prepare": "tokenise and store the data ahead of training",
     "plan": "show what a training run would do here, and why, without starting it",
+    "rehearse": "a run's life in minutes: start, evaluate, save, kill, resume, export; what it will cost",
     "doctor": "check this machine, the nodes of a job before it runs, or what ended a run; with remedies",
     "config": "config show CONFIG: every value and where it is set; config import: another system's config",
     "migrate": "translate a folder of LLaMA-Factory, axolotl, TRL, ms-swift or Transformers, file by file",
@@ -55,7 +56,7 @@ VERBS = {
 }
 #: Modules and their verbs, each a function or a typer application with the verb's name
 MODULES = {
-    "training": ("train", "prepare", "verify", "sweep", "demo", "bench"),
+    "training": ("train", "prepare", "rehearse", "verify", "sweep", "demo", "bench"),
     "planning": ("plan", "explain"),
     "doctor": ("doctor",),
     "configs": ("config", "data"),
@@ -65,12 +66,13 @@ MODULES = {
     "jobs.launching": ("launch", "status", "logs", "stop", "resume"),
     "monitoring": ("plot", "runs", "watch", "report"),
 }
-STARTERS = ("demo", "verify", "bench", "sweep")  # they start processes of their own
+STARTERS = ("demo", "rehearse", "verify", "bench", "sweep")  # they start processes of their own
 OF_A_CONFIG = (
     "train",
     "plan",
     "prepare",
     "data",
+    "rehearse",
     "verify",
     "sweep",
     "launch",

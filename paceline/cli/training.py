@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -12,13 +13,20 @@ from typing import Annotated
 import typer
 
 from paceline.cli.errors import print_diagnostics
-from paceline.cli.join import as_torchrun_node, join, on_its_node, rehearsed
-from paceline.cli.options import PASSED_ON, PLAIN, ConfigFile, LauncherOption, Overrides, group
+from paceline.cli.join import (
+    as_torchrun_node,
+    drives_a_node,
+    join,
+    on_its_node,
+    refuse_many_processes,
+    rehearsed,
+)
+from paceline.cli.options import PASSED_ON, PLAIN, AsJson, ConfigFile, LauncherOption, Overrides, group
 from paceline.cli.process import become, call, call_on_data, words
 from paceline.core.errors import ExitCode
 from paceline.core.package import PACKAGE_VERSION
 from paceline.core.plugins.tables import ALGORITHMS
-from paceline.launch.preflight.load_config import load
+from paceline.launch.preflight.load_config import load, load_to_start
 from paceline.launch.process_spec import LaunchOptions
 from paceline.launch.program import terminal
 from paceline.runlog.console_lines import VERBOSE
@@ -164,6 +172,54 @@ def verify(
         warn=print_diagnostics,
     )
     raise typer.Exit(int(ExitCode.OK if report["agrees"] else ExitCode.FAILED))
+
+
+def rehearse(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    nproc: Annotated[int | None, typer.Option(help="Processes on this node [default: as in train].")] = None,
+    nnodes: Annotated[int | None, typer.Option(help="Nodes [default: 1].")] = None,
+    node_rank: Annotated[int | None, typer.Option("--node-rank", help="This node's number, from 0.")] = None,
+    master_addr: Annotated[str | None, typer.Option("--master-addr", help="Address of node 0.")] = None,
+    master_port: Annotated[int | None, typer.Option("--master-port", help="A free port on node 0.")] = None,
+    launcher: LauncherOption = None,
+    steps: Annotated[
+        int, typer.Option(min=4, help="Optimizer steps of the first start; half of them before its save.")
+    ] = 8,
+    limit: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Time of each start, after which it is ended.")
+    ] = 1800.0,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Keep the runs there [default: beside the run, removed]."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Live a run's life in minutes, on the real ranks: start, steps, evaluation, save, kill, resume, stop,
+    another world size, export.
+
+    Prints a verdict for each, and what follows for the whole run. Writes nothing into the run directory.
+    """
+    options = LaunchOptions(nproc, nnodes, node_rank, master_addr, master_port, launcher=launcher)
+    options = as_torchrun_node(options)
+    if not drives_a_node(options):
+        refuse_many_processes("paceline rehearse")
+    from paceline.rehearsal.rehearse import rehearse as rehearsal_of
+
+    options = on_its_node(options)
+    rehearsal = rehearsal_of(
+        load_to_start(config, overrides, options.flags()),
+        str(config),
+        overrides or [],
+        options,
+        steps=steps,
+        limit=limit,
+        to=to,
+        report=lambda text: typer.echo(f"rehearse: {text}", err=True),
+        warn=print_diagnostics,
+    )
+    typer.echo(json.dumps(rehearsal.to_json(), indent=1) if as_json else rehearsal.text(), nl=as_json)
+    raise typer.Exit(int(ExitCode.FAILED if rehearsal.failed else ExitCode.OK))
 
 
 def sweep(

@@ -33,6 +33,7 @@ ROOMS = (
     "simulate",
     "doctor",
     "watch",
+    "rehearsal",
     "demo",
     "api",
     "cli",
@@ -42,6 +43,7 @@ ABOVE_THE_TORCH_LINE = ("core", "config", "runlog", "plan", "rules", "verify", "
 WITHOUT_TORCH_ROOMS = (
     "doctor",
     "watch",
+    "rehearsal",
     "demo",
     "cli",
 )

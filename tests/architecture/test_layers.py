@@ -41,6 +41,7 @@ STRANGERS = {
     "algorithms": {"data", "strategies"},
 }
 ENVIRONMENT_READERS = (
+    "paceline/rehearsal/",  # what it starts gets this environment
     "paceline/api/",
     "paceline/cli/",
     "paceline/launch/",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -74,6 +75,11 @@ def to_metrics(value: Json) -> Json:
     return tuple(
         dict.fromkeys(own_name("metrics", (*ANSWER_METRICS, *METRIC_GROUPS))(name) for name in names)
     )
+
+
+def every(interval: float, total_steps: int) -> int:
+    """Convert an interval to steps; below 1 it is a fraction of the run, rounded up as TrainerState does."""
+    return max(1, int(interval) if interval >= 1 else math.ceil(total_steps * interval))
 
 
 AUTO_RESUME = "auto"  # of resume_from_checkpoint: the newest checkpoint, if there is one

@@ -8,17 +8,12 @@ need a collection.
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from paceline.config.sections.training import TrainingSection
-
-
-def every(interval: float, total_steps: int) -> int:
-    """Convert an interval to steps; below 1 it is a fraction of the run, rounded up as TrainerState does."""
-    return max(1, int(interval) if interval >= 1 else math.ceil(total_steps * interval))
+from paceline.config.sections.training_steps import every
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from paceline.config.schema import Config
+from paceline.config.sections.training_steps import every
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.rundir import RunDir
 from paceline.runlog import events
@@ -16,7 +17,6 @@ from paceline.runlog.log import RunLog, is_written
 from paceline.runlog.place import RunDirWatch
 from paceline.runlog.redact import Redactor
 from paceline.runtime.failures.heartbeat import Heartbeat
-from paceline.training.loop.intervals import every
 from paceline.training.reporting.callbacks import Callbacks, UserCallback
 from paceline.training.reporting.console import Console
 from paceline.training.reporting.tracker_backends import TrackedRun

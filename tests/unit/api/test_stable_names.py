@@ -27,6 +27,7 @@ STABLE = {
     "load_config": "config overrides",
     "migrate": "path *to force",
     "plan": "config *overrides hardware nproc imports",
+    "rehearse": "config *overrides nproc steps limit to",
     "train": (
         "config *overrides algorithm strategy dataset eval_dataset converter callbacks trackers metrics"
         " rewards nproc resume on_event quiet"

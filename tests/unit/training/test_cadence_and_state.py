@@ -11,7 +11,8 @@ from transformers.trainer_callback import TrainerState
 
 from paceline.config.registries.evaluation_metrics import evaluation_metrics
 from paceline.config.sections.training import TrainingSection
-from paceline.training.loop.intervals import Cadence, every
+from paceline.config.sections.training_steps import every
+from paceline.training.loop.intervals import Cadence
 from paceline.training.loop.train_state import BestRule, TrainState, best_rule
 
 

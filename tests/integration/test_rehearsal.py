@@ -1,0 +1,135 @@
+"""``paceline rehearse``: the whole life of a run on two ranks, sound and with planted faults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import Run, write_yaml
+
+pytestmark = [pytest.mark.integration]
+Tiny = Callable[..., dict[str, Any]]
+Paceline = Callable[..., Run]
+
+FAULTS = """
+import subprocess, time
+import torch
+
+kept = []
+
+
+class Slower:
+    steps = 0
+
+    def on_step_end(self, event):
+        self.steps += 1
+        time.sleep(0.3 * self.steps)
+
+
+class Grows:
+    def on_step_end(self, event):
+        kept.append(torch.ones(8_000_000))
+
+
+class Breaks:
+    def on_step_end(self, event):
+        if event.step == 2:
+            raise ValueError("broken on purpose")
+
+
+class Stands:
+    def on_step_end(self, event):
+        if event.step == 2:
+            time.sleep(10_000)
+
+
+class SlowToSave:
+    def on_save(self, event):
+        if event.step > 4:
+            time.sleep(33)
+
+
+def broken(*arguments, **options):
+    raise RuntimeError("broken on purpose")
+"""
+
+
+def rehearse(
+    tiny: Tiny, paceline: Paceline, folder: Path, *words: str, **training: Any
+) -> tuple[int, dict[str, Any]]:
+    config = tiny(**{"max_steps": 2_000, "num_train_epochs": 1_000, "eval_strategy": "epoch", **training})
+    config["data"]["eval"] = config["data"]["train"]
+    (folder / "planted.py").write_text(FAULTS)
+    yaml = write_yaml(folder / "run.yaml", config)
+    environment = {"PYTHONPATH": str(folder)}
+    done = paceline("rehearse", str(yaml), "--nproc", "2", "--json", *words, env=environment, deadline=600)
+    assert done.out, done.err
+    return done.code, json.loads(done.out)
+
+
+def test_a_sound_run_lives_through_all_stages_and_leaves_nothing(
+    tiny: Tiny, paceline: Paceline, tmp_path: Path
+) -> None:
+    code, said = rehearse(tiny, paceline, tmp_path, "--steps", "4", save_strategy="steps", save_steps=500)
+    lines = {line["stage"]: line for line in said["lines"]}
+    assert {name: line["verdict"] for name, line in lines.items()} == dict.fromkeys(
+        (
+            *("start", "steps", "memory", "data", "evaluation", "save"),
+            *("kill", "resume", "stop", "another world size", "export"),
+        ),
+        "ok",
+    ), said
+    assert code == 0 and not said["failed"]
+    assert "rank 1 was ended by SIGKILL" in lines["kill"]["text"]
+    assert (
+        lines["resume"]["text"].endswith("equal bit for bit") and lines["resume"]["numbers"]["compared_steps"]
+    )
+    assert lines["another world size"]["numbers"]["compared_steps"]
+    assert lines["save"]["numbers"]["number"] == 4, "of the run's own 2,000 steps and interval"
+    assert not (tmp_path / "run").exists() and not (tmp_path / "run-rehearsal").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stage", "verdict", "code", "training"),
+    [
+        ("steps", "failed", "rehearse.step_grows", {"callbacks": ["planted:Slower"]}),
+        ("memory", "failed", "rehearse.memory_grows", {"callbacks": ["planted:Grows"]}),
+        ("warnings", "warning", "rehearse.warnings", {"callbacks": ["planted:Breaks"]}),
+        ("steps", "failed", "rehearse.stage", {"callbacks": ["planted:Stands"]}),
+        ("stop", "warning", "rehearse.stop_slow", {"callbacks": ["planted:SlowToSave"]}),
+        (
+            "evaluation",
+            "failed",
+            "rehearse.stage",
+            {"eval_generate": True, "eval_metrics": ["planted:broken"]},
+        ),
+        ("export", "failed", "rehearse.export", {"exporters": ["planted:broken"]}),
+    ],
+)
+def test_a_planted_fault_is_named_in_its_stage(
+    stage: str,
+    verdict: str,
+    code: str,
+    training: dict[str, Any],
+    tiny: Tiny,
+    paceline: Paceline,
+    tmp_path: Path,
+) -> None:
+    _, said = rehearse(tiny, paceline, tmp_path, "--limit", "90", **training)
+    [line] = [line for line in said["lines"] if line["stage"] == stage]
+    assert (line["verdict"], line["finding"] and line["finding"]["code"]) == (verdict, code), said
+
+
+def test_a_folder_that_is_there_is_kept(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
+    (tmp_path / "run-rehearsal").mkdir()
+    yaml = write_yaml(tmp_path / "run.yaml", tiny())
+    done = paceline("rehearse", str(yaml), "--nproc", "1")
+    assert (
+        done.code == 2
+        and "error[rehearse.folder]" in done.err
+        and str(tmp_path / "run-rehearsal") in done.err
+    )
