@@ -118,7 +118,6 @@ class TrainCommand:
 
     - ``config``, ``overrides``: of ``paceline train``; ``options``: its further words
     - ``mark``: identifies this rehearsal's processes
-    - ``first_rank``: of this node
     - ``limit``: seconds of a start
     """
 
@@ -127,22 +126,22 @@ class TrainCommand:
     options: Sequence[str]
     folder: Path
     mark: str
-    first_rank: int
     limit: float
 
     def start(
         self,
         name: str,
         settings: Mapping[str, str],
+        first_rank: int,
         enough: Callable[[Sequence[Record]], bool],
         act: Callable[[int, str], None],
     ) -> Attempt:
         """Train into the run ``name``; once its new events are ``enough``, ``act`` on the launcher's pid.
 
-        Returns when the launcher has ended.
+        ``first_rank``: of this node, whose events are read. Returns when the launcher has ended.
         """
         run, log = RunDir.at(self.folder / name), self.folder / f"{name}.log"
-        tail = EventTail(run.events(self.first_rank))
+        tail = EventTail(run.events(first_rank))
         tail.poll()  # what an earlier start has written
         argv = module_argv("paceline.cli.main", "train", *self._words({**settings, OUTPUT: str(run.root)}))
         environ = {**os.environ, **import_path(os.environ), MARK: self.mark, VARIABLE: "off"}

@@ -51,6 +51,7 @@ class Stages:
     """Which stages there are.
 
     - ``steps``: optimizer steps of the first start; a checkpoint is saved after half of them
+    - ``nproc``, ``node_rank``: ranks of this node, and its number
     - ``kills``: this node runs the last rank
     - ``launch``: settings of nodes and ranks
     - ``smaller``: ranks of a node and of all nodes in the smaller world; None: none is tried
@@ -58,6 +59,8 @@ class Stages:
     """
 
     steps: int
+    nproc: int
+    node_rank: int
     kills: bool
     leads: bool
     evaluates: bool
@@ -91,21 +94,26 @@ def live(start: TrainCommand, stages: Stages, report: Report) -> Life:
     """Go through the stages; a stage that fails ends the life."""
     report(f"start, {stages.steps} steps, evaluation, a save at step {stages.saved}, then a rank is killed")
     fresh = {**stages.settings, "training.resume_from_checkpoint": "null"}
-    first = start.start(RUN, fresh, _reached(stages.steps), kill_last_rank if stages.kills else _watch)
+    rank = stages.node_rank * stages.nproc
+    first = start.start(RUN, fresh, rank, _reached(stages.steps), kill_last_rank if stages.kills else _watch)
     life = Life(first)
     if not first.saves or first.late or (first.acted is None and first.code != ExitCode.OK):
         return life
     point = resume_point(first)
     report(f"the same run goes on from step {point.step}; then it is stopped")
     resuming = {**stages.settings, "training.resume_from_checkpoint": point.path}
-    resumed = start.start(RUN, resuming, _reached(point.step + BEYOND), stop)
+    resumed = start.start(RUN, resuming, rank, _reached(point.step + BEYOND), stop)
     life = replace(life, resumed=resumed)
     if stages.smaller is not None:
         nproc, world_size = stages.smaller
         report(f"the same checkpoint goes on with {world_size} rank{'s' * (world_size > 1)}")
         # In a run directory of its own: the checkpoint is another run's
         other = start.start(
-            OTHER, {**resuming, "launch.nproc": str(nproc)}, _reached(point.step + BEYOND), stop
+            OTHER,
+            {**resuming, "launch.nproc": str(nproc)},
+            stages.node_rank * nproc,
+            _reached(point.step + BEYOND),
+            stop,
         )
         life = replace(life, other=other, world_size=world_size)
     if stages.leads:

@@ -24,7 +24,7 @@ from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.rehearsal import codes
 from paceline.rehearsal.attempt import Attempt, TrainCommand
-from paceline.rehearsal.life import Report, Stages, live
+from paceline.rehearsal.life import RUN, Report, Stages, live
 from paceline.rehearsal.verdict import Line, RealRun, failed, judge, summary
 from paceline.verify.sides import TOLERANCES
 
@@ -96,29 +96,30 @@ def rehearse(
     plan, warnings = planned(loaded, launcher=options.launcher)
     warn((*loaded.notes, *warnings))
     folder = (to or Path(f"{plan.run_dir}-rehearsal")).absolute()
-    if folder.exists():
-        raise ConfigError(codes.REHEARSE_FOLDER("--to" if to else "training.output_dir", str(folder)))
     cluster, began = Cluster.of(loaded.config.launch), time.monotonic()
+    leads = cluster.node_rank == 0
+    if leads and (folder / RUN).exists():  # another node may have made the folder
+        raise ConfigError(codes.REHEARSE_FOLDER("--to" if to else "training.output_dir", str(folder)))
     nproc = plan.world_size // plan.num_nodes
     stages = Stages(
         steps,
+        nproc,
+        cluster.node_rank,
         kills=cluster.node_rank == plan.num_nodes - 1,
-        leads=cluster.node_rank == 0,
+        leads=leads,
         evaluates=loaded.config.training.eval_strategy != "no",
         launch={key: str(value) for key, value in options.flags().items()},
         smaller=(nproc // 2, plan.world_size // 2) if nproc % 2 == 0 else None,
     )
     launcher = ["--launcher", options.launcher] if options.launcher else []
-    start = TrainCommand(
-        config, overrides, launcher, folder, secrets.token_hex(8), cluster.node_rank * nproc, limit
-    )
+    start = TrainCommand(config, overrides, launcher, folder, secrets.token_hex(8), limit)
     try:
         with written_for(folder, loaded.config.training.output_access):
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             life = live(start, stages, report)
             run = _real_run(plan, loaded.config.training, life.first, folder)
     finally:
-        if to is None:
+        if to is None and leads:
             shutil.rmtree(folder, ignore_errors=True)
     lines = judge(life, run)
     return Rehearsal(
@@ -126,7 +127,7 @@ def rehearse(
         time.monotonic() - began,
         tuple(lines),
         tuple(summary(lines, run)),
-        str(folder) if to else "",
+        str(folder) if folder.exists() else "",
     )
 
 

@@ -61,7 +61,7 @@ def rehearse(
     tiny: Tiny, paceline: Paceline, folder: Path, *words: str, **training: Any
 ) -> tuple[int, dict[str, Any]]:
     config = tiny(**{"max_steps": 2_000, "num_train_epochs": 1_000, "eval_strategy": "epoch", **training})
-    config["data"]["eval"] = config["data"]["train"]
+    config["data"]["validation_split"] = 0.2
     (folder / "planted.py").write_text(FAULTS)
     yaml = write_yaml(folder / "run.yaml", config)
     environment = {"PYTHONPATH": str(folder)}
@@ -125,7 +125,7 @@ def test_a_planted_fault_is_named_in_its_stage(
 
 
 def test_a_folder_that_is_there_is_kept(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
-    (tmp_path / "run-rehearsal").mkdir()
+    (tmp_path / "run-rehearsal/run").mkdir(parents=True)
     yaml = write_yaml(tmp_path / "run.yaml", tiny())
     done = paceline("rehearse", str(yaml), "--nproc", "1")
     assert (
