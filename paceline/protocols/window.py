@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch
+
+SPIKE = "spike"  # of ``StepResult.skipped``
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,8 @@ class StepResult:
     losses     exact global mean by term (sum over all ranks and micro-batches / weight)
     weights    global weight by term (tokens, pairs), each row counted once
     grad_norm  global gradient norm before clipping; None if the step was skipped before the backward
-    skipped    None, ``no_labels`` (all weights 0) or ``overflow`` (fp16); a skipped step still counts as a
-               step and consumes its samples
+    skipped    None, ``no_labels`` (all weights 0), ``overflow`` (fp16) or ``spike`` (``StepLimit``); a
+               skipped step still counts as a step and consumes its samples
     tokens     real tokens of all ranks
     """
 
@@ -82,16 +85,43 @@ class UnreadResult:
 
 
 @dataclass(frozen=True)
+class StepLimit:
+    """Above these a window's step is not made. ``loss``: its global mean; ``measured``: the window's own, on
+    the device, once it is known.
+    """
+
+    loss: float = math.inf
+    grad_norm: float = math.inf
+    measured: Tensor | None = None
+
+    def with_loss(self, measured: Tensor) -> StepLimit:
+        """Return the same limit for a window whose loss is ``measured``."""
+        return replace(self, measured=measured)
+
+    def refuses(self, norm: Tensor) -> Tensor:
+        """Return whether a step with this gradient norm is above the limit, bool of its shape and device."""
+        over = norm > self.grad_norm
+        return over if self.measured is None else over | (self.measured > self.loss).to(over.device)
+
+
+@dataclass(frozen=True)
 class StepOutcome:
     """The result of ``Strategy.finish`` for one model: scalars on the strategy's device, equal on every rank.
 
     grad_norm   float64: global 2-norm of the unscaled gradients before clipping; if inf or nan, no step was
                 made
     loss_scale  float64: the fp16 gradient scaler's scale for the next window; None without a scaler
+    refused     float64: 1 if no step was made since a ``StepLimit`` refused it, else 0; None without a limit
     """
 
     grad_norm: Tensor
     loss_scale: Tensor | None = None
+    refused: Tensor | None = None
+
+    @staticmethod
+    def of(norm: Tensor, loss_scale: Tensor | None, refused: Tensor | None) -> StepOutcome:
+        """Return the outcome; ``refused``: bool."""
+        return StepOutcome(norm, loss_scale, None if refused is None else refused.to(norm))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from paceline.rules.precision import PRECISION_RULES
 from paceline.rules.rollout import ROLLOUT_RULES
 from paceline.rules.rule import Context, Facts, Rule
 from paceline.rules.save import SAVE_RULES
+from paceline.rules.spikes import SPIKE_RULES
 from paceline.rules.strategy import STRATEGY_RULES
 
 RULES: tuple[Rule, ...] = (
@@ -36,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     *ROLLOUT_RULES,
     *SAVE_RULES,
+    *SPIKE_RULES,
     *DATA_RULES,
     *MODEL_RULES,
 )

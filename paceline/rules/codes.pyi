@@ -102,17 +102,6 @@ class _MODEL_ATTENTION_CPU(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
-class _BATCH_POSITIVE(CodeName):
-    def __call__(
-        self,
-        where: str = "",
-        found: str = "",
-        *,
-        name: object,
-        severity: Severity = ...,
-        evidence: Mapping[str, object] | None = None,
-    ) -> Diagnostic: ...
-
 class _TRAIN_MAX_STEPS(CodeName):
     def __call__(
         self,
@@ -311,6 +300,17 @@ class _TRAIN_ROUTER_SCOPE(CodeName):
         where: str = "",
         found: str = "",
         *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _BATCH_POSITIVE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
         severity: Severity = ...,
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
@@ -1187,7 +1187,7 @@ MODEL_CONFIG_UNREAD: _MODEL_CONFIG_UNREAD
 MODEL_DTYPE: _MODEL_DTYPE
 MODEL_ATTENTION_CPU: _MODEL_ATTENTION_CPU
 HUB_UNREACHABLE: Code
-BATCH_POSITIVE: _BATCH_POSITIVE
+TRAIN_ON_SPIKE: Code
 TRAIN_MAX_STEPS: _TRAIN_MAX_STEPS
 TRAIN_WARMUP: Code
 TRAIN_WARMUP_CONSTANT: _TRAIN_WARMUP_CONSTANT
@@ -1216,6 +1216,7 @@ TRAIN_RECOMPUTE_COMPILED: _TRAIN_RECOMPUTE_COMPILED
 TRAIN_COMPILE_OFF: _TRAIN_COMPILE_OFF
 TRAIN_ROUTER_SCOPE: _TRAIN_ROUTER_SCOPE
 TRAIN_ALGORITHM_SECTION: Code
+BATCH_POSITIVE: _BATCH_POSITIVE
 STRATEGY_EVAL_GENERATE: _STRATEGY_EVAL_GENERATE
 STRATEGY_OPTIONS: Code
 STRATEGY_FLOAT64: _STRATEGY_FLOAT64

@@ -215,6 +215,17 @@ class _STRATEGY_DEEPSPEED_TRAP(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _STRATEGY_CANNOT_SKIP(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        name: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 STRATEGY_DATA_PARALLEL_WORLD: _STRATEGY_DATA_PARALLEL_WORLD
 STRATEGY_SINGLE_WORLD: _STRATEGY_SINGLE_WORLD
 STRATEGY_FSDP_WORLD: _STRATEGY_FSDP_WORLD
@@ -237,5 +248,6 @@ STRATEGY_DEEPSPEED_OPTIMIZER: _STRATEGY_DEEPSPEED_OPTIMIZER
 STRATEGY_DEEPSPEED_PACKED: _STRATEGY_DEEPSPEED_PACKED
 STRATEGY_DEEPSPEED_REFUSED: _STRATEGY_DEEPSPEED_REFUSED
 STRATEGY_DEEPSPEED_TRAP: _STRATEGY_DEEPSPEED_TRAP
+STRATEGY_CANNOT_SKIP: _STRATEGY_CANNOT_SKIP
 CHECKPOINT_MISSING_TENSOR: Code
 CHECKPOINT_SHAPE: Code

@@ -48,14 +48,17 @@ def skips_on_device(optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
 
 @contextmanager
 def clipping_and_skipping(
-    optimizer: torch.optim.Optimizer, norm: Tensor, max_norm: float | None
+    optimizer: torch.optim.Optimizer, norm: Tensor, max_norm: float | None, refused: Tensor | None = None
 ) -> Iterator[None]:
     """Inside the context ``optimizer.step()`` changes nothing if ``norm`` is inf or nan (torch's
-    ``found_inf``), and steps by gradients clipped to ``max_norm``. Fused kernels of CUDA clip on the way
-    (``grad_scale``, by which they divide), without a pass over the gradients; torch's GradScaler gives them
-    both. Other devices' kernels are not known to read it: there gradients are clipped before.
+    ``found_inf``) or the step is ``refused``. Otherwise it steps by gradients clipped to ``max_norm``.
+
+    Fused kernels of CUDA clip on the way (``grad_scale``, by which they divide), without a pass over the
+    gradients; torch's GradScaler gives them both. Other devices' kernels are not known to read it: there
+    gradients are clipped before.
     """
-    optimizer.found_inf = (~torch.isfinite(norm)).to(torch.float32)  # type: ignore[attr-defined]
+    left_out = ~torch.isfinite(norm) if refused is None else ~torch.isfinite(norm) | refused
+    optimizer.found_inf = left_out.to(torch.float32)  # type: ignore[attr-defined]
     on_the_way = max_norm and norm.device.type == CUDA.name
     if on_the_way:  # as ``torch.nn.utils.clip_grads_with_norm_``
         assert max_norm

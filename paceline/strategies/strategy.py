@@ -20,7 +20,7 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.model import ModelFactory, RootModule
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.shard import Shard, ShardReader
-from paceline.protocols.window import EvalSums, StepOutcome, UnreadResult
+from paceline.protocols.window import EvalSums, StepLimit, StepOutcome, UnreadResult
 from paceline.runtime.device.device import sum_dtype
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes, replicated_state
@@ -32,6 +32,7 @@ from paceline.strategies.replicated_state import ReadOnce
 
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan
+    from paceline.strategies.window.nonfinite_watch import NonFiniteWatch
 
 
 class Strategy(ABC):
@@ -52,6 +53,7 @@ class Strategy(ABC):
     collective_forward   each forward is a collective: every rank must make the same number
     collective_decoding  so is each forward inside ``generating``
     access               how parameters are read and changed of which ranks hold parts
+    limit                above which ``finish`` makes no step, by the same values on each rank; None: no limit
     """
 
     runner: ClassVar[type[Runner] | None] = None  # None: ``strategies.window.runner.WindowRunner``
@@ -70,6 +72,7 @@ class Strategy(ABC):
         self.collective_forward = False
         self.collective_decoding = False
         self.access = ParameterAccess()
+        self.limit: StepLimit | None = None
 
     # --- life of a model
 
@@ -130,25 +133,27 @@ class Strategy(ABC):
         """After a window's last backward: compute the global norm, clip as ``torch.nn.utils.clip_grad_norm_``
         does, make the optimizer step, and refresh low-precision copies. Collective.
 
-        ``max_grad_norm`` None or 0 does not clip. If the norm is not finite, no step is made.
+        ``max_grad_norm`` None or 0 does not clip. If the norm is not finite, or ``limit`` refuses it, no step
+        is made.
         """
         set_learning_rate(handle.stepper, lr)
         # Unscale and measure; every rank takes the same decision from the same norm.
         norm = self._grad_norm(handle)
+        refused = None if self.limit is None else self.limit.refuses(norm)
         if skips_on_device(handle.stepper, norm):
-            with clipping_and_skipping(handle.stepper, norm, max_grad_norm):
+            with clipping_and_skipping(handle.stepper, norm, max_grad_norm, refused):
                 self._step(handle)
             handle.root.refresh_compute_weights()
-        elif math.isfinite(length := float(norm)):
+        elif math.isfinite(length := float(norm)) and (refused is None or not bool(refused)):
             # else torch would multiply every gradient by 1
             if max_grad_norm and length + 1e-6 > max_grad_norm:
                 torch.nn.utils.clip_grads_with_norm_(handle.parameters(), max_grad_norm, norm)
             self._step(handle)
             handle.root.refresh_compute_weights()
         if handle.scaler is None:
-            return StepOutcome(norm)
+            return StepOutcome.of(norm, None, refused)
         handle.scaler.update()
-        return StepOutcome(norm, scale_of(handle.scaler, norm))
+        return StepOutcome.of(norm, scale_of(handle.scaler, norm), refused)
 
     def _grad_norm(self, handle: Handle) -> Tensor:
         """Return the global 2-norm of the role's gradients (unscaled here if there is a scaler): float64, on
@@ -210,6 +215,15 @@ class Runner(Protocol):
         max_grad_norm: float | None,
         generator_seed: Callable[[int], int] | None = None,
     ) -> UnreadResult: ...
+
+    def repeat(
+        self,
+        handles: Handles,
+        micro_batches: Sequence[Batch],
+        algorithm: Objective,
+        index: int,
+        generator_seed: Callable[[int], int],
+    ) -> NonFiniteWatch: ...
 
     def window_means(
         self, handles: Handles, micro_batches: Iterable[Batch], algorithm: Objective

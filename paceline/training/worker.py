@@ -20,7 +20,6 @@ from paceline.launch.run_secret import read_secret
 from paceline.launch.supervision.worker_channel import LauncherConnection
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.runlog import events
 from paceline.runlog.console_lines import is_verbose, next_commands
 from paceline.runtime.device.device import use_deterministic_kernels
 from paceline.runtime.device.host import threads_per_rank
@@ -34,6 +33,7 @@ from paceline.training.rank_arguments import Start
 from paceline.training.reporting.console import print_summary
 from paceline.training.run import startup
 from paceline.training.run.build import RunBuilder
+from paceline.training.run.last_checkpoint import LastCheckpoint
 from paceline.training.run.loaded_weights import explain_nonfinite
 from paceline.training.run.peer_failures import FailureReporter
 from paceline.training.run.record import RunRecord
@@ -123,12 +123,17 @@ def train(world: World, run: RunRecord, signals: StopSignals, settings: Mapping[
     run.agree_on_plan(world)
     observers = run.open_observers(world)
     startup.log_start(world, run, observers, settings)
-    resumes = run.find_resume(world, observers)
+    resumes = run.find_resume(world, observers, run.config.training.resume_from_checkpoint)
     # Build everything, then log what the run consists of
     where = world, run.plan, run.config, run.prepared, run.run_dir
     stop_requested = signals.requested
     builder = RunBuilder(
-        *where, resumes.reader, resumes.former, disks=run.disks, stop_requested=stop_requested
+        *where,
+        resumes.reader,
+        resumes.former,
+        disks=run.disks,
+        stop_requested=stop_requested,
+        back=LastCheckpoint(run, world, observers),
     )
     hooks = Hooks(observers.hear, stop_requested, observers.should_stop, observers.heartbeat.beat)
     trainer = run.train_with(builder.build(hooks, run.published))
@@ -136,16 +141,7 @@ def train(world: World, run: RunRecord, signals: StopSignals, settings: Mapping[
     run.end_resume(world, observers, resumes)
     limit_groups(world, max(limits.step.seconds, limits.between.seconds))
     total = trainer.cadence.total_steps
-    observers.begin(
-        events.RunStarted(
-            run.plan.digest(),
-            world.world_size,
-            run.checkpoint or None,
-            state.step,
-            total,
-            run.plan.headline(),
-        )
-    )
+    observers.begin(run.start_event(world, state.step, total))
     startup.log_data(run, observers)
     startup.log_models(trainer, observers)
     for line in builder.notes:

@@ -104,7 +104,7 @@ LATE = {
         evaluation.metric_failed
         profile.beyond profile.failed profile.step
         rewards.failed rewards.tests rollout.no_spread training.diverged training.no_gradient
-        training.no_labels training.nonfinite training.overflow
+        training.no_labels training.nonfinite training.overflow training.spike training.spikes_stay
     """
     ),
     "other ranks and the network: who comes, who goes, what they hold": (
@@ -208,6 +208,7 @@ ASKED = {"sec.trust_remote_code": "unpinned"}
 # Could be known before the start, and is not yet: code → what it takes.
 TO_BE_MOVED: dict[str, str] = {
     "data.image_family data.image_package data.image_token": "a look at the processor with vision on",
+    "strategy.cannot_skip": "a look at the methods of a strategy or runner of one's own",
 }
 
 

@@ -82,6 +82,7 @@ def every(interval: float, total_steps: int) -> int:
     return max(1, int(interval) if interval >= 1 else math.ceil(total_steps * interval))
 
 
+WARN, SKIP, ROLLBACK = "warn", "skip", "rollback"  # of on_spike
 AUTO_RESUME = "auto"  # of resume_from_checkpoint: the newest checkpoint, if there is one
 MOST_STEPS = 100  # one trace may take hundreds of MB
 
@@ -138,6 +139,21 @@ class OptimisationFields(Section):
     adam_epsilon: Float = Field(default=1e-8, ge=0, description="Adam's epsilon.")
     max_grad_norm: Float = Field(
         default=1.0, ge=0, description="Clip gradients to this global norm; 0: no clipping."
+    )
+    on_spike: Annotated[str, Word(WARN, SKIP, ROLLBACK)] = Field(
+        default=WARN,
+        description=(
+            "What a spike of the loss or of the gradient norm does: warn; skip its step, on all ranks; or"
+            " rollback to the last checkpoint, and leave its rows out."
+        ),
+    )
+    spike_window: Int = Field(
+        default=128, ge=4, le=4096, description="Steps before it that a spike is compared with."
+    )
+    spike_sigma_factor: Float = Field(
+        default=6.0,
+        gt=0,
+        description="Robust standard deviations above the median of those steps from which on a step is one.",
     )
     disable_dropout: OptBool = Field(
         default=None,

@@ -74,6 +74,7 @@ class FlatOptimizer(Protocol):
     clip_grad: float
     loss_scale: float
     zero_grad: Callable[[], None]
+    scaled_global_norm: Callable[[], Tensor]
     bit16_groups: Sequence[Sequence[ZeroParameter]]
     bf16_groups: Sequence[Sequence[ZeroParameter]]
     single_partition_of_fp32_groups: Sequence[Tensor]
@@ -109,6 +110,7 @@ class PartitionedOptimizer(Protocol):
     fp16_groups: Sequence[Sequence[ZeroParameter]]
     fp32_partitioned_groups_flat: Sequence[Tensor]
     parameter_offload: ParameterOffload
+    _get_norm_groups: Callable[[], Sequence[Tensor]]
     _swappable_optimizer_subgroup: Callable[[int], bool]
     _optimizer_states_and_gradient_swap_in: Callable[[int], None]
     _optimizer_states_and_gradient_swap_out: Callable[[int], None]

@@ -32,6 +32,7 @@ from paceline.strategies.deepspeed import flops_profiler, state, zero3
 from paceline.strategies.deepspeed.config import asking_config, averages_gradients, engine_config, options_of
 from paceline.strategies.deepspeed.fill_partitions import built_root
 from paceline.strategies.deepspeed.start_engine import start_engine
+from paceline.strategies.deepspeed.step_limit import limited
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.optimizers.build import build_optimizer, set_learning_rate
 from paceline.strategies.parameter_access import ParameterAccess
@@ -219,11 +220,19 @@ class DeepSpeed(Strategy):
         engine.optimizer.clip_grad = float(max_grad_norm or 0.0)
         if handle.gradient_bytes is None:
             handle.gradient_bytes = state.gradient_bytes(engine)
-        engine.step()
+        refused = None
+        if self.limit is None:
+            engine.step()
+        else:
+            with limited(engine, self.limit, self.world.device) as measured:
+                engine.step()
+            refused = measured.refused
         norm = torch.as_tensor(engine.get_global_grad_norm(), dtype=torch.float64, device=self.world.device)
+        if refused is not None:  # DeepSpeed reports infinity for a step that it has left out
+            norm = torch.where(refused, measured.norm, norm)
         if not self.plan.precision.scaler:
-            return StepOutcome(norm)
-        return StepOutcome(norm, torch.full_like(norm, float(engine.optimizer.loss_scale)))
+            return StepOutcome.of(norm, None, refused)
+        return StepOutcome.of(norm, torch.full_like(norm, float(engine.optimizer.loss_scale)), refused)
 
     def _step(self, handle: Handle) -> None:
         """Stage 0: call the engine's step, which calls the optimizer's."""

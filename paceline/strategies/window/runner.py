@@ -13,22 +13,26 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.models.module_tensors import replaced
 from paceline.plan.hardware.device_kinds import kind_of
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
-from paceline.protocols.window import EvalSums, StepOutcome, StepResult, UnreadResult
+from paceline.protocols.window import EvalSums, StepLimit, StepOutcome, StepResult, UnreadResult
 from paceline.runtime.device.device import CopiedToHost, stamp, sum_dtype
 from paceline.strategies import codes
 from paceline.strategies.model_handle import Handle, Handles
 from paceline.strategies.strategy import Runner, Strategy
 from paceline.strategies.window.joint_losses import joint_gradients, joint_window
+from paceline.strategies.window.nonfinite_watch import NonFiniteWatch
 from paceline.strategies.window.weights import (
+    REFUSED,
     Means,
     WindowLosses,
     WindowSummary,
     WindowWeights,
+    scaled,
     tokens_by_expert,
 )
 
@@ -68,6 +72,8 @@ class WindowRunner:
         only enqueued the step and waits for nothing.
         """
         if type(self).train_window is not WindowRunner.train_window:  # a user's own
+            if self.strategy.limit is not None:
+                raise _cannot_skip(type(self).__qualname__)
             result = self.train_window(
                 handles,
                 micro_batches,
@@ -133,7 +139,10 @@ class WindowRunner:
             self.strategy.zero_grad(handle)
         losses = WindowLosses(algorithm, weights.scales(self.strategy.averaging_factor), sums)
         self._accumulate(handles, micro_batches, losses, generator_seed)
-        outcomes = {h.role: self.strategy.finish(h, lr=lr, max_grad_norm=max_grad_norm) for h in trained}
+        with replaced(self.strategy, limit=self._limit(weights, sums)):
+            outcomes = {h.role: self.strategy.finish(h, lr=lr, max_grad_norm=max_grad_norm) for h in trained}
+            if self.strategy.limit is not None and any(o.refused is None for o in outcomes.values()):
+                raise _cannot_skip(type(self.strategy).__qualname__)
         # One all-reduce for everything that is reported; every rank reads the same numbers from it.
         numbers, tokens_of = _named(outcomes), tokens_by_expert(trained[0])
         reported = [n if self.world.is_main else torch.zeros_like(n) for n in numbers.values()]
@@ -156,6 +165,46 @@ class WindowRunner:
             return summary.of(values.tolist(), *weights.named(counts), algorithm)
 
         return UnreadResult(read, copied.under_way, copied.arrives, lambda: copied.seconds_since(start))
+
+    def repeat(
+        self,
+        handles: Handles,
+        micro_batches: Sequence[Batch],
+        algorithm: Objective,
+        index: int,
+        generator_seed: Callable[[int], int],
+    ) -> NonFiniteWatch:
+        """Run the micro-batch at ``index`` of a window again, without a step; return what was not finite on
+        this rank. Collective; all gradients are cleared.
+        """
+        weights = WindowWeights(micro_batches, algorithm, self.world, self.mesh.model_copies)
+        means = self.window_means(handles, micro_batches, algorithm)
+        batch = micro_batches[index].with_numbers(means)
+        trained = [handles[role] for role in algorithm.trains]
+        for handle in trained:
+            handle.module.train()
+            self.strategy.zero_grad(handle)
+        sums = {name: torch.zeros((), device=self.world.device) for name in weights.terms}
+        sums |= {name: torch.zeros((), device=self.world.device) for name in algorithm.train_metrics}
+        losses = WindowLosses(algorithm, weights.scales(self.strategy.averaging_factor), sums)
+        watch = NonFiniteWatch(batch)
+        with watch.on(root for handle in trained for root in handle.roots):
+            self._accumulate(handles, [batch], losses, lambda _: generator_seed(index))
+        if not all(bool(sums[term].isfinite()) for term in weights.terms):
+            watch.loss_is_not_finite()
+        for handle in trained:
+            self.strategy.zero_grad(handle)
+        return watch
+
+    def _limit(self, weights: WindowWeights, sums: Mapping[str, Tensor]) -> StepLimit | None:
+        """Return the strategy's limit with the window's loss, over all ranks. Collective where there is
+        one."""
+        limit = self.strategy.limit
+        if limit is None:
+            return None
+        scales = weights.scales(1.0 / self.strategy.loss_copies)
+        total = torch.stack([scaled(sums[term], scale) for term, scale in scales.items()]).sum()
+        return limit.with_loss(self.world.all_reduce_tensor(total))
 
     def _accumulate(
         self,
@@ -361,8 +410,13 @@ class WindowRunner:
 def _named(outcomes: Mapping[Role, StepOutcome]) -> dict[str, Tensor]:
     """Return every number of the outcomes under its name and role."""
     norms = {f"grad_norm/{role.value}": outcome.grad_norm for role, outcome in outcomes.items()}
-    loss_scales = {f"loss_scale/{role.value}": outcome.loss_scale for role, outcome in outcomes.items()}
-    return {**{name: scale for name, scale in loss_scales.items() if scale is not None}, **norms}
+    others = {f"loss_scale/{role.value}": outcome.loss_scale for role, outcome in outcomes.items()}
+    others |= {f"{REFUSED}/{role.value}": outcome.refused for role, outcome in outcomes.items()}
+    return {**{name: number for name, number in others.items() if number is not None}, **norms}
+
+
+def _cannot_skip(name: str) -> ConfigError:
+    return ConfigError(codes.STRATEGY_CANNOT_SKIP("training.on_spike", "skip", name=name))
 
 
 def blank_batch(batch: Batch) -> Batch:

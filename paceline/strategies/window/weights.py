@@ -12,12 +12,13 @@ from torch import Tensor
 from paceline.protocols.algorithm import Objective
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
-from paceline.protocols.window import StepResult
+from paceline.protocols.window import SPIKE, StepResult
 from paceline.runtime.device.device import sum_dtype
 from paceline.runtime.process_group.world import World
 from paceline.strategies.model_handle import Handle
 
 Scale = Tensor | float
+REFUSED = "refused"  # the number that says whether a ``StepLimit`` refused the step
 
 
 class WindowWeights:
@@ -156,13 +157,14 @@ class WindowSummary:
         spread = spread_of(reduced[count:], self.experts) if self.experts else {}
         losses = {term: means[term] for term in weights}
         norms = {role: numbers[f"grad_norm/{role.value}"] for role in self.roles}
+        refused = [numbers.pop(name) for name in self.numbers if name.startswith(f"{REFUSED}/")]
         finite = all(map(math.isfinite, [*losses.values(), *norms.values()]))
         train_metrics = algorithm.summary({_metric(name): means[name] for name in algorithm.train_metrics})
         return StepResult(
             losses,
             weights,
             _joint(norms),
-            "overflow" if self.scaler and not finite else None,
+            "overflow" if self.scaler and not finite else SPIKE if any(refused) else None,
             tokens,
             {**_extras(numbers, alone=len(self.roles) == 1), **train_metrics, **spread},
         )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.diagnostics import Code, Diagnostic, Severity
 from paceline.core.errors import PacelineError
+from paceline.core.json_types import Json
+from paceline.plan.plan_json import to_json
 from paceline.protocols.window import StepResult, Window
 from paceline.training import codes
+from paceline.training.loop.nonfinite_trace import Trace
 from paceline.training.loop.train_state import TrainState
 
 LEARNED = 1e-4  # a loss below this has nothing left to learn: its gradient may well round to 0
@@ -108,10 +111,17 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def findings_of(window: Window, result: StepResult, lr: float, state: TrainState) -> list[Diagnostic]:
+def findings_of(
+    window: Window,
+    result: StepResult,
+    lr: float,
+    state: TrainState,
+    trace: Callable[[Window], Trace] | None = None,
+) -> list[Diagnostic]:
     """Return the warning of a skipped step, and count it.
 
-    Raises PacelineError if the loss or the gradient norm is not finite.
+    Raises PacelineError if the loss or the gradient norm is not finite, with what ``trace`` (collective)
+    finds.
     """
     step, where = window.step + 1, f"step {window.step + 1}"
     if result.skipped == "no_labels":
@@ -122,16 +132,17 @@ def findings_of(window: Window, result: StepResult, lr: float, state: TrainState
         state.skipped_overflow += 1
         what = f"step {step}: fp16 gradients overflowed, the update was skipped and the loss scale lowered"
         return [codes.TRAINING_OVERFLOW(what, where, severity=Severity.WARNING)]
+    if result.skipped is not None:
+        state.skipped_spikes += 1
     if math.isfinite(sum(result.losses.values())) and math.isfinite(result.grad_norm or 0.0):
         return []
-    raise PacelineError(
-        codes.TRAINING_NONFINITE(
-            where,
-            f"losses {dict(result.losses)}, grad_norm {result.grad_norm}, lr {lr:g}",
-            step=step,
-            evidence={"step": step, "sample_digest": window.sample_digest},
-        )
-    )
+    numbers = f"losses {dict(result.losses)}, grad_norm {result.grad_norm}, lr {lr:g}"
+    evidence: dict[str, Json] = {"step": step, "sample_digest": window.sample_digest}
+    if trace is not None:
+        traced = trace(window)
+        numbers = f"{traced.describe()}; {numbers}"
+        evidence |= {"traced": to_json(traced)}
+    raise PacelineError(codes.TRAINING_NONFINITE(where, numbers, step=step, evidence=evidence))
 
 
 def check_sampling(result: StepResult, step: int, largest: float | None) -> None:

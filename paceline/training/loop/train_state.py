@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from paceline.config.registries.evaluation_metrics import greater_is_better
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
-from paceline.plan.plan_json import from_json
+from paceline.plan.plan_json import from_json, to_json
+from paceline.protocols.window import SPIKE, StepResult
 from paceline.training import codes
+
+
+@dataclass(frozen=True)
+class PassedStep:
+    """A spike whose rows a rollback leaves out: its 0-based step, and what it measured when it was made."""
+
+    step: int
+    losses: Mapping[str, float]
+    weights: Mapping[str, int]
+    grad_norm: float
+    tokens: int
+
+    def result(self) -> StepResult:
+        """Return the result of the step that is not made again."""
+        return StepResult(self.losses, self.weights, self.grad_norm, SPIKE, self.tokens)
+
+
+_HISTORIES = ("recent_losses", "recent_norms", "passed")  # for the run that goes on, not for readers
 
 
 @dataclass
@@ -30,9 +49,34 @@ class TrainState:
     steps_without_gradient: int = 0  # of those; see ``training.loop.divergence_watch``
     first_loss: float | None = None
     stopped_by_callback: bool = False  # which ended the run after this step
+    spikes: int = 0  # steps that were spikes; see ``training.loop.spike_watch``
+    skipped_spikes: int = 0  # of those
+    recent_losses: tuple[float, ...] = ()
+    recent_norms: tuple[float, ...] = ()
+    passed: tuple[PassedStep, ...] = ()
 
     def to_json(self) -> JsonObject:
-        return asdict(self)
+        return to_json(self)
+
+    def facts(self) -> JsonObject:
+        """Return the numbers for ``result.json``."""
+        return {name: value for name, value in self.to_json().items() if name not in _HISTORIES}
+
+    def remember(self, loss: float, norm: float, window: int, *, is_spike: bool) -> None:
+        """Keep the last ``window`` losses and gradient norms; a norm of 0 says nothing of the others."""
+        self.spikes += is_spike
+        self.recent_losses = (*self.recent_losses, loss)[-window:]
+        if norm > 0:
+            self.recent_norms = (*self.recent_norms, norm)[-window:]
+
+    def passed_at(self, step: int) -> PassedStep | None:
+        """Return the record of the 0-based ``step`` if its rows are left out."""
+        return next((passed for passed in self.passed if passed.step == step), None)
+
+    def take(self, other: TrainState) -> None:
+        """Become ``other``; who holds this object goes on with it."""
+        for f in fields(TrainState):
+            setattr(self, f.name, getattr(other, f.name))
 
     @staticmethod
     def from_json(data: JsonObject) -> TrainState:

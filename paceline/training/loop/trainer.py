@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +16,7 @@ import torch
 from paceline.algorithms.algorithm import Algorithm
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import CheckpointError, PacelineError
+from paceline.models.module_tensors import replaced
 from paceline.plan.timeouts import STEP
 from paceline.protocols.rollout import RolloutInterrupted
 from paceline.protocols.window import Report, StepResult, UnreadResult, Window
@@ -23,9 +24,12 @@ from paceline.runlog import events
 from paceline.runtime.device.device import memory_bytes, reserved_bytes
 from paceline.strategies.model_handle import Handles
 from paceline.strategies.strategy import Runner
+from paceline.training import codes
 from paceline.training.checkpointing.saver import RunCheckpointer
 from paceline.training.loop.divergence_watch import DivergenceWatch, check_sampling, findings_of
-from paceline.training.loop.intervals import Cadence, collected_between_steps
+from paceline.training.loop.intervals import Cadence, Garbage, collected_between_steps
+from paceline.training.loop.nonfinite_trace import Trace
+from paceline.training.loop.spike_watch import Spike, SpikeRule, SpikeWatch
 from paceline.training.loop.throughput import Throughput
 from paceline.training.loop.train_state import BestRule, TrainState
 from paceline.training.loop.window_source import Epochs
@@ -34,6 +38,7 @@ EVALUATION, SAVE, ROLLOUT = "evaluate", "save", "rollout"  # phases of a heartbe
 BINS = "eval_calibration/"  # metrics for a plot, not for text logs or trackers
 ARRIVAL_SECONDS = 2.0  # for the numbers of the step before one that has failed
 MAX_FAILED_SAVES = 2  # in a row; then the run fails rather than train on without checkpoints
+MAX_ROLLBACKS = 5  # to the same checkpoint
 
 
 @dataclass
@@ -117,13 +122,20 @@ class Trainer:
     late: bool = False
     max_sampling_gap: float | None = None
     rate_ratios: Mapping[str, float] = field(default_factory=dict)  # part of the model -> its rate over lr's
+    spike_rule: SpikeRule = SpikeRule()
+    rows_of: Callable[[int], Sequence[str]] = lambda step: ()  # names of the rows of a 0-based step
+    go_back: Callable[[], tuple[TrainState, Iterable[Window]] | None] = lambda: None
+    trace: Callable[[Window], Trace] | None = None  # collective; where a window is not finite
     failed_saves: int = 0
     saved_step: int = field(default=0, init=False)  # of the last save that was begun, or of the resume
     _unread: UnreadStep | None = None
     _done: float = 0.0  # when the last step that was read was done
+    _spike: Spike | None = None  # for which the run goes back
+    _rollbacks: dict[int, int] = field(default_factory=dict)  # step of a checkpoint -> how often
 
     def __post_init__(self) -> None:
         self.learning = DivergenceWatch(self.state, self.algorithm.loss_falls)
+        self.spikes = SpikeWatch(self.spike_rule, self.state, self.algorithm.loss_falls)
         self.saved_step = self.state.step
 
     def train(self) -> str:
@@ -142,24 +154,30 @@ class Trainer:
             return "stopped"  # its servers end with the launcher
 
     def _train(self) -> str:
-        with (
-            contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows,
-            collected_between_steps() as garbage,
-            self._nothing_lost(),
-        ):
+        with collected_between_steps() as garbage, self._nothing_lost():
+            while (outcome := self._train_windows(garbage)) is None:
+                pass  # the run has gone back to a checkpoint
+        if outcome == "completed":
+            self._settle(wait=True, must_succeed=True)
+        return outcome
+
+    def _train_windows(self, garbage: Garbage) -> str | None:
+        """Train on the windows from ``state.step`` on; return None after a rollback."""
+        with contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows:
             self.hooks.doing(self.state.step, self.between)
             since = time.perf_counter()
             for window in windows:
                 waited = time.perf_counter() - since
                 self.hooks.doing(self.state.step, STEP)
                 self._step(window, waited)
+                if self._spike is not None and self._roll_back(self._spike):
+                    return None
                 if (outcome := self._between_steps()) is not None:
                     return outcome
                 garbage.between_steps(self.state.step)
                 self.hooks.doing(self.state.step, self.between)
                 since = time.perf_counter()
             self._record()
-        self._settle(wait=True, must_succeed=True)
         return "completed"
 
     def ended(self) -> str | None:
@@ -173,7 +191,19 @@ class Trainer:
         if self.inspect is not None:
             self.inspect(window)
         lr = self.lr(window.step)
-        with self.profile(window) if self.profile is not None else contextlib.nullcontext():
+        if (passed := self.state.passed_at(window.step)) is not None:
+            self._record()
+            now, nothing = time.perf_counter(), UnreadResult(passed.result)
+            self._unread = UnreadStep(window, lr, now, 0.0, nothing, waited)
+            self.state.step = window.step + 1
+            self._record()
+            return
+        with (
+            self.profile(window) if self.profile is not None else contextlib.nullcontext(),
+            replaced(self.runner.strategy, limit=self.spikes.limit())
+            if self.spike_rule.skips
+            else contextlib.nullcontext(),
+        ):
             started = time.perf_counter()
             unread = self.runner.start_window(
                 self.handles,
@@ -192,10 +222,13 @@ class Trainer:
         if not (self.late and unread.under_way):
             self._record()
 
-    def _record(self) -> None:
-        """Record and check step ``state.step``, unless that was done."""
+    def _record(self, *, alone: bool = False) -> None:
+        """Record and check step ``state.step``, unless that was done. ``alone``: the other ranks may be
+        elsewhere, so that nothing is traced with them.
+        """
         if self._unread is None:
             return
+        trace = None if alone else self.trace
         step, self._unread = self._unread, None
         result, seconds, self._done = step.read(self._done)
         if step.window.report is not None:
@@ -229,10 +262,52 @@ class Trainer:
         self.hooks.emit(event)
         check_sampling(result, self.state.step, self.max_sampling_gap)
         for finding in (
-            *findings_of(step.window, result, step.lr, self.state),
+            *findings_of(step.window, result, step.lr, self.state, trace),
             *self.learning.observe(result),
+            *self._spike_findings(step.window.step, result),
         ):
             self.hooks.note(finding)
+
+    def _spike_findings(self, step: int, result: StepResult) -> list[Diagnostic]:
+        """Return what is to be said of a spike; one for which the run goes back is kept until then."""
+        if (spike := self.spikes.observe(step, result)) is None:
+            return []
+        if result.skipped is not None:
+            left_out = "its rows are left out" if self.state.passed_at(step) else "its step was not made"
+            return [spike.finding(left_out, self.rows_of(step), "")]
+        if self.spike_rule.rolls_back:
+            self._spike = spike
+            return []
+        return self.spikes.warning(spike, self.rows_of(step))
+
+    def _roll_back(self, spike: Spike) -> bool:
+        """Go back to the newest checkpoint, from which the rows of ``spike`` are left out; return whether
+        there was one. Collective.
+        """
+        self._spike = None
+        self._settle(wait=True)
+        rows = self.rows_of(spike.step)
+        passed = (*self.state.passed, spike.passed)
+        if (restored := self.go_back()) is None:
+            stays = "there is no checkpoint to go back to, so the step stays"
+            self.hooks.note(spike.finding(stays, rows, "set training.save_steps below the first spike"))
+            return False
+        state, self.windows = restored
+        again = spike.step - state.step
+        outcome = f"the run is back at step {state.step}, trains {again} steps again, and leaves its rows out"
+        self.hooks.note(spike.finding(outcome, rows, ""))
+        self._rollbacks[state.step] = self._rollbacks.get(state.step, 0) + 1
+        if self._rollbacks[state.step] > MAX_ROLLBACKS:
+            raise PacelineError(
+                codes.TRAINING_SPIKES_STAY(
+                    f"step {spike.step + 1}", spike.found, count=MAX_ROLLBACKS, saved=state.step
+                )
+            )
+        self.state.take(state)
+        self.state.passed = passed
+        self.saved_step = state.step
+        self.learning = DivergenceWatch(self.state, self.algorithm.loss_falls)
+        return True
 
     @contextlib.contextmanager
     def _nothing_lost(self) -> Iterator[None]:
@@ -249,7 +324,7 @@ class Trainer:
         except BaseException as error:
             if self._unread is not None and self._unread.result.arrives(ARRIVAL_SECONDS):
                 with contextlib.suppress(*(() if isinstance(error, Exception) else (PacelineError,))):
-                    self._record()
+                    self._record(alone=True)
             raise
 
     def _report(self, step: int, report: Report, result: StepResult, seconds: float) -> StepResult:

@@ -164,6 +164,16 @@ class WindowSource:
         """Yield nothing: rows are read again."""
         yield from ()
 
+    def starting(self, step: int) -> WindowSource:
+        """Return the same windows from the 0-based ``step`` on."""
+        return WindowSource(self._source, self._cut, self._epochs, step, self._loading, self._others)
+
+    def documents(self, step: int) -> list[int]:
+        """Return the documents of all ranks in the 0-based ``step``, without fillers."""
+        epoch, within = self._epochs.locate(step)
+        together = step_positions(within, self._cut.global_batch, self._source.num_rows(epoch))
+        return self._source.document_ids(epoch, list(together))
+
     def filler(self) -> Batch:
         """Return a micro-batch of weight 0."""
         return self._source.batch(0, [FILLER])

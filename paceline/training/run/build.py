@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,10 +53,14 @@ from paceline.strategies.strategy import Runner, Strategy
 from paceline.strategies.window.runner import make_runner
 from paceline.training import codes
 from paceline.training.checkpointing.contents import adapter_of, kept_files, same_base
+from paceline.training.checkpointing.resume import ResumeCandidates
 from paceline.training.checkpointing.saver import Published, RunCheckpointer, RunContents
 from paceline.training.evaluation import answers_measured, evaluate
 from paceline.training.loop.intervals import Cadence
 from paceline.training.loop.lr_schedules import learning_rate_schedule
+from paceline.training.loop.nonfinite_trace import NonFiniteTracer
+from paceline.training.loop.row_names import RowNames
+from paceline.training.loop.spike_watch import SpikeRule
 from paceline.training.loop.throughput import Throughput
 from paceline.training.loop.train_state import TrainState, best_rule
 from paceline.training.loop.trainer import ROLLOUT, Hooks, Trainer
@@ -80,6 +84,18 @@ from paceline.training.run.model_factories import Models
 from paceline.training.run.reference_logprobs import compute_reference_logprobs
 
 
+class WayBack(Protocol):
+    """The way to a run's last checkpoint while it trains."""
+
+    def find(self) -> ResumeCandidates | None:
+        """Open it; None: there is none. Collective."""
+        ...
+
+    def went(self, resumes: ResumeCandidates, step: int) -> None:
+        """Record that the run goes on from it, at ``step``. Collective."""
+        ...
+
+
 @dataclass
 class RunBuilder:
     """Builds the trainer of one run on one rank.
@@ -87,7 +103,7 @@ class RunBuilder:
     ``former`` returns a reader of the checkpoint before a damaged one, or raises its error. ``disks``: the
     ranks that share each run directory (None: all share one). While building, ``columns`` gets extra columns
     per split, ``classes`` those of a classification, ``notes`` messages for the log. ``stop_requested``:
-    whether a signal has told this rank to stop.
+    whether a signal has told this rank to stop; ``back``: the way to the run's last checkpoint.
     """
 
     world: World
@@ -102,6 +118,7 @@ class RunBuilder:
     notes: list[str] = field(default_factory=list)
     disks: Disks | None = None
     stop_requested: Callable[[], bool] = lambda: False
+    back: WayBack | None = None
 
     def build(self, hooks: Hooks, published: Published) -> Trainer:
         """Return this rank's trainer; ``published`` is called after each durable checkpoint. Collective."""
@@ -290,6 +307,18 @@ class RunBuilder:
         algorithm.load_state(as_object(self.reader.state.get("algorithm")))
         return TrainState.from_json(as_object(self.reader.state["train"]))
 
+    def go_back(self, parts: RunComponents) -> tuple[TrainState, WindowSource] | None:
+        """Load the run's last checkpoint; return its state, and the windows from there on. None: there is no
+        checkpoint. Collective.
+        """
+        assert self.back is not None and isinstance(parts.windows, WindowSource)
+        if (resumes := self.back.find()) is None:
+            return None
+        self.reader, self.former = resumes.reader, resumes.former
+        state = self.restore(parts.runner.strategy, parts.handles, parts.algorithm)
+        self.back.went(resumes, state.step)
+        return state, parts.windows.starting(state.step)
+
     # --- evaluation
 
     def evaluated(self, runner: Runner, handles: Handles, algorithm: Algorithm) -> Evaluation:
@@ -383,6 +412,16 @@ class RunBuilder:
         here = plan.mesh.coordinates(world.rank)
         rewards = [reward.name for reward in (t.rollout or RolloutOptions()).rewards]
         answers = t.eval_metrics if t.eval_generate else ()
+        # ranks of a cp group have other tokens, and so other dropout masks
+        mesh_place = Role.POLICY.value, strategy.data_parallel_rank, here.cp
+
+        def seeds(step: int, micro_step: int) -> int:
+            return seed_for(t.seed, step, micro_step, *mesh_place)
+
+        rule, windows = SpikeRule.of(t), parts.windows
+        names = RowNames(self.prepared.train, [data_set.path for data_set in self.config.data.train])
+        from_rows = names.of if isinstance(windows, WindowSource) else _no_rows
+        tracer = NonFiniteTracer(world, parts.runner, parts.handles, parts.algorithm, seeds, from_rows)
         if not t.callbacks:  # none is left of those that ended the run
             state.stopped_by_callback = False
         return Trainer(
@@ -398,10 +437,7 @@ class RunBuilder:
                 t.lr_scheduler_type, t.learning_rate, t.warmup_steps, total, t.lr_scheduler_kwargs
             ),
             max_grad_norm=t.max_grad_norm,
-            # ranks of a cp group have other tokens, and so other dropout masks
-            seed_for=lambda step, micro: seed_for(
-                t.seed, step, micro, Role.POLICY.value, strategy.data_parallel_rank, here.cp
-            ),
+            seed_for=seeds,
             throughput=Throughput.of(plan, parts.algorithm, world.device),
             device=world.device,
             agree=LateFlag(world),
@@ -417,7 +453,19 @@ class RunBuilder:
             any_rank=world.any,
             max_sampling_gap=largest_gap(t, plan.precision.compute) if generates else None,
             rate_ratios=rates_of_parts(plan),
+            spike_rule=rule,
+            rows_of=lambda step: (
+                names.of(windows.documents(step)) if isinstance(windows, WindowSource) else ()
+            ),
+            go_back=partial(self.go_back, parts),
+            trace=tracer.trace,
             between=ROLLOUT if generates else STEP,
-            # a callback may stop the run for this step's loss; a rollout lasts; a profile is of this step
-            late=not (generates or t.callbacks or t.profile),
+            # a callback may stop the run for this step's loss, and a spike is known before the next one; a
+            # rollout lasts; a profile is of this step
+            late=not (generates or t.callbacks or t.profile or rule.skips or rule.rolls_back),
         )
+
+
+def _no_rows(documents: Sequence[int]) -> Sequence[str]:
+    """Return the rows of documents that the model has written: none."""
+    return ()

@@ -136,8 +136,8 @@ class RunRecord:
             ) from error
         return observers
 
-    def find_resume(self, world: World, observers: Observers) -> ResumeCandidates:
-        """Open the checkpoint to resume from, compare it with this run, and take its plan. Collective."""
+    def find_resume(self, world: World, observers: Observers, where: str | None) -> ResumeCandidates:
+        """Open the checkpoint ``where``, compare it with this run, and take its plan. Collective."""
         env = self.env
         now = run_state(self.plan, self.prepared)
         if not self.disks.are_one:
@@ -147,7 +147,6 @@ class RunRecord:
                 lambda peer_host: own_address(peer_host or env.meeting_host, env.master_port),
                 world.secret,
             )
-        where = self.config.training.resume_from_checkpoint
         resumes = ResumeCandidates(
             lambda damaged: open_resume(world, where, self.run_dir, self.plan, now, damaged, self.nodes),
             observers.note,
@@ -166,6 +165,11 @@ class RunRecord:
                 self.nodes.close()
         if self.disks.leads(world.rank):
             resumes.mark()
+
+    def start_event(self, world: World, step: int, total: int) -> events.RunStarted:
+        """Return the event of a start after ``step`` of ``total`` steps."""
+        digest, saved = self.plan.digest(), self.checkpoint or None
+        return events.RunStarted(digest, world.world_size, saved, step, total, self.plan.headline())
 
     def train_with(self, trainer: Trainer) -> Trainer:
         """Keep the trainer that this run has been built into; return it."""
@@ -271,7 +275,7 @@ class RunRecord:
     def write_result(self, outcome: str, code: int, findings: Sequence[Diagnostic]) -> None:
         """Write result.json. Raises OSError."""
         facts: JsonObject = {
-            **(self.trainer.state.to_json() if self.trainer else {}),
+            **(self.trainer.state.facts() if self.trainer else {}),
             "seconds": round(time.monotonic() - self.started, 3),
             "checkpoint": self.checkpoint,
             "world_size": self.plan.world_size,

@@ -233,7 +233,7 @@ def router_loss(tree: Tree) -> Any:
 
 
 def trainer(tree: Tree) -> Any:
-    """Rates, seeds, clipping, when it evaluates and saves, what is best, and how it evaluates."""
+    """Rates, seeds, clipping, spikes, when it evaluates and saves, what is best, and how it evaluates."""
     of = session(tree)
     trained = ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())
     with (
@@ -248,7 +248,8 @@ def trainer(tree: Tree) -> Any:
             made.evaluate()
     cuts = [(call.args[-2], call.args[-1]) for call in evaluated.call_args_list]
     seeds = [made.seed_for(step, 0) for step in (0, 1)]
-    return made.max_grad_norm, made.cadence, made.best, seeds, [made.lr(step) for step in range(40)], cuts
+    rates = [made.lr(step) for step in range(40)]
+    return made.max_grad_norm, made.cadence, made.best, made.spike_rule, seeds, rates, cuts
 
 
 def epochs(tree: Tree) -> Any:

@@ -414,6 +414,9 @@ TABLE: dict[str, Key | Read] = {
         {},
         learning_rate=1e-3,
         max_grad_norm=0.5,
+        on_spike="skip",
+        spike_window=16,
+        spike_sigma_factor=3,
         lr_scheduler_type="cosine",
         warmup_steps=5,
         seed=3,
@@ -455,9 +458,7 @@ TABLE: dict[str, Key | Read] = {
     "training.full_determinism": Read(
         "training/worker.py", "prepare_run", "tests/unit/runtime/test_determinism.py"
     ),
-    "training.resume_from_checkpoint": Read(
-        "training/run/record.py", "find_resume", "tests/integration/test_train.py"
-    ),
+    "training.resume_from_checkpoint": Read("training/worker.py", "train", "tests/integration/test_train.py"),
     "training.output_dir": Key(p.run_directory, "/elsewhere"),
     "training.experiment_name": Key(p.run_directory, "other"),
     "training.output_access": Key(p.preparation, "group"),

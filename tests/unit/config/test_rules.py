@@ -733,6 +733,41 @@ CASES = [
         _t(load_best_model_at_end=True, eval_strategy="steps", eval_steps=25, save_steps=50),
     ),
     case("save.best_needs_eval", _t(save_strategy="best"), _t(save_strategy="best", eval_strategy="epoch")),
+    case(
+        "train.on_spike",
+        _t(on_spike="skip", distributed_strategy="zero2", mixed_precision="fp16"),
+        _t(on_spike="skip", distributed_strategy="zero2", mixed_precision="bf16"),
+    ),
+    case(
+        "train.on_spike",
+        _t(on_spike="skip", mixed_precision="fp16", deepspeed={"zero_optimization": {"stage": 1}}),
+        _t(on_spike="skip", mixed_precision="fp16", deepspeed={"zero_optimization": {"stage": 0}}),
+    ),
+    case(
+        "train.on_spike",
+        _t(
+            on_spike="skip",
+            deepspeed={"zero_optimization": {"stage": 1}, "data_types": {"grad_accum_dtype": "fp32"}},
+        ),
+        _t(
+            on_spike="skip",
+            deepspeed={"zero_optimization": {"stage": 2}, "data_types": {"grad_accum_dtype": "fp32"}},
+        ),
+    ),
+    case(
+        "train.on_spike",
+        _t(
+            on_spike="skip",
+            deepspeed={"zero_optimization": {"stage": 2}, "bf16": {"check_grad_overflow": False}},
+        ),
+        _t(
+            on_spike="rollback",
+            deepspeed={"zero_optimization": {"stage": 2}, "bf16": {"check_grad_overflow": False}},
+        ),
+    ),
+    case("train.on_spike", _t(on_spike="skip", algorithm="ppo"), _t(on_spike="skip", algorithm="grpo")),
+    case("train.on_spike", _t(on_spike="rollback", algorithm="grpo"), _t(on_spike="skip", algorithm="grpo")),
+    case("train.on_spike", _t(on_spike="rollback", save_strategy="no"), _t(on_spike="rollback")),
     case("save.steps_fraction", _t(save_steps=1.5), _t(save_steps=0.25)),
     case("save.total_limit", _t(save_total_limit=0), _t(save_total_limit=1)),
     case("save.keep_every", _t(save_keep_every=10), _t(save_keep_every=10, save_total_limit=1)),
