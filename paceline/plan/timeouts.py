@@ -9,6 +9,7 @@ from paceline.config.sections.training import TrainingSection
 #: The phases with a limit of their own, as heartbeats name them.
 START, STEP = "start", "train"
 DEFAULT_SECONDS = 1800.0
+MEET_SECONDS = 600.0  # for all ranks to connect, unless training.start_timeout is set
 START_KEY, STEP_KEY, _KEY = "training.start_timeout", "training.step_timeout", "training.ddp_timeout"
 
 
@@ -58,6 +59,11 @@ class WaitLimits:
     def longest(self) -> float:
         """The longest of all, in seconds."""
         return max(self.start.seconds, self.step.seconds, self.between.seconds)
+
+    @property
+    def meet_seconds(self) -> float:
+        """How long ranks that have connected wait for those that have not."""
+        return self.start.seconds if self.start.key == START_KEY else min(self.start.seconds, MEET_SECONDS)
 
     def text(self) -> str:
         """Return the limits as the plan shows them."""

@@ -71,6 +71,7 @@ def run_worker(run: RunRecord, settings: Mapping[str, tuple[str, str]]) -> int:
             device_indices=run.plan.device_indices,
             backend=run.plan.backend,
             timeout_seconds=run.plan.limits.start.seconds,
+            meet_seconds=run.plan.limits.meet_seconds,
             secret=read_secret(run.environ),
             met=failures.watch,
         )

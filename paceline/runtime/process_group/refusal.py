@@ -42,10 +42,10 @@ class Refusals:
         self.signed = SignedStore(store, secret, env.store_prefix)
         self._store, self._env, self._hear_seconds = store, env, hear_seconds
 
-    def publish(self, error: PacelineError) -> None:
-        """Publish this rank's error, and wake the waiting ranks."""
+    def publish(self, error: PacelineError, readers: int | None = None) -> None:
+        """Publish this rank's error, and wake the waiting ranks; ``readers`` of all will come."""
         self.signed.set_first(_ERROR, failure_message(self._env.rank, error.diagnostics[0], error.exit_code))
-        self._wake()
+        self._wake(readers)
 
     def publish_other_secret(self, fingerprint: str) -> None:
         """Report that this rank has another secret: the others would ignore whatever it signs."""
@@ -69,16 +69,16 @@ class Refusals:
             first = "none" if self._store.get("secret") == b"none" else "another"
             raise other_secret(rank, "none" if theirs == "none" else "one", first)
 
-    def _wake(self) -> None:
+    def _wake(self, readers: int | None = None) -> None:
         self._store.set(ALL_HERE, "0")  # the key for which the ranks that have come wait
-        self._hear()
+        self._hear(readers)
 
-    def _hear(self) -> None:
+    def _hear(self, readers: int | None = None) -> None:
         """Count this rank as informed; the store's host waits for the others."""
         self._store.add(_HEARD, 1)
         deadline = time.monotonic() + self._hear_seconds
         while self._env.hosts_store and time.monotonic() < deadline:
-            if self._store.add(_HEARD, 0) >= self._env.world_size:
+            if self._store.add(_HEARD, 0) >= (readers or self._env.world_size):
                 return
             time.sleep(0.05)
 

@@ -19,6 +19,7 @@ from paceline.core.errors import PacelineError
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.program import program
 from paceline.launch.run_secret import read_secret
+from paceline.runlog.redact import printable
 from paceline.runtime import codes
 from paceline.runtime.process_group.refusal import (
     ALL_HERE,
@@ -134,6 +135,7 @@ def _listening(family: int, kind: int, protocol: int, address: _Address) -> int:
         return server.detach()
 
 
+_ABSENT, _TEXT = "absent", 500  # who has not arrived, as rank 0 has it; characters that are read
 ARRIVED = "here"  # a counter: N calls; one key per rank, awaited by all, would be N²
 
 
@@ -161,7 +163,7 @@ def arrive(
         store.wait([ALL_HERE], datetime.timedelta(seconds=seconds))
 
     def report(waited: float) -> None:
-        _report(env, _shown(_absent(store, env)) or "nobody", waited, timeout_seconds)
+        _report(env, _missing(store, env), waited, timeout_seconds)
 
     def compare_and_meet() -> None:
         compare_secrets(store, env, secret, timeout_seconds, report_seconds=report_seconds)
@@ -175,14 +177,21 @@ def arrive(
         call_with_timeout(2 * timeout_seconds + _GRACE_SECONDS, compare_and_meet, "waiting for all ranks")
     except (RuntimeError, TimeoutError) as exc:
         missing = _absent(store, env)
-        raise PacelineError(
+        error = PacelineError(
             codes.RUNTIME_RANKS_MISSING(
                 f"not all of the {env.world_size} ranks connected within {timeout_seconds:.0f} s",
-                found=f"missing: {_shown(missing) or 'the host of the store'}",
+                found=f"missing: {_shown(missing, env) or 'the host of the store'}",
                 hint="see the logs of the missing ranks; training.start_timeout sets how long to wait",
                 evidence={"missing": missing},
             )
-        ) from exc
+        )
+        if missing:  # those that came later would wait longer
+            with contextlib.suppress(RuntimeError, OSError):  # TimeoutError is an OSError
+                readers = env.world_size - len(missing)
+                call_with_timeout(
+                    HEAR_SECONDS, lambda: refusals.publish(error, readers), "telling the others"
+                )
+        raise error from exc
 
 
 def refuse(env: RankEnv, secret: bytes, error: PacelineError, timeout_seconds: float = HEAR_SECONDS) -> None:
@@ -267,10 +276,26 @@ def _absent(store: dist.Store, env: RankEnv) -> list[int]:
     return [rank for rank, came in enumerate(here) if not came]
 
 
-def _shown(ranks: list[int]) -> str:
-    """Format a list of ranks; empty for none."""
+def _missing(store: dist.Store, env: RankEnv) -> str:
+    """Say who has not arrived. Rank 0 looks at all keys and writes the answer down for the other nodes."""
+    if env.rank == 0:
+        text = _shown(_absent(store, env), env) or "nobody"
+        store.set(_ABSENT, text)
+        return text
+    if store.check([_ABSENT]):
+        return printable(store.get(_ABSENT).decode("utf-8", "replace")[:_TEXT])
+    if not store.check([alive_key(0)]):
+        return _shown([0], env)
+    return f"{env.world_size - int(store.add(ARRIVED, 0))} ranks"
+
+
+def _shown(ranks: list[int], env: RankEnv) -> str:
+    """Format a list of ranks, with their nodes where there are several; empty for none."""
     listed = ", ".join(map(str, ranks[:16])) + (" …" if len(ranks) > 16 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {listed}" if ranks else ""
+    nodes = sorted({rank // env.local_world_size for rank in ranks}) if env.num_nodes > 1 else []
+    where = ", ".join(map(str, nodes[:16])) + (" …" if len(nodes) > 16 else "")
+    on = f" on node{'s' * (len(nodes) > 1)} {where}" if nodes else ""
+    return f"rank{'s' * (len(ranks) > 1)} {listed}{on}" if ranks else ""
 
 
 def _store_error(exc: Exception, env: RankEnv, host: bool) -> PacelineError:

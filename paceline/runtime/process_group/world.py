@@ -92,15 +92,18 @@ class World:
         device_indices: Sequence[int] = (),
         backend: str = "auto",
         timeout_seconds: float = 1800.0,
+        meet_seconds: float | None = None,
         secret: bytes = b"",
         met: Callable[[World], None] = lambda world: None,
     ) -> World:
         """Rendezvous with the other ranks and create the process group. Collective.
 
         ``device``: ``cpu`` or an accelerator's type; ``device_indices``: those that train, by local rank;
-        ``backend``: its own, ``gloo`` or ``auto``; ``secret``: the run's
-        (``launch/run_secret.py``). ``met`` is called when all ranks have arrived, before the process group
-        exists: a watchdog can start there. Raises PacelineError: ``runtime.port_in_use``,
+        ``backend``: its own, ``gloo`` or ``auto``; ``meet_seconds``: how long to wait until all have arrived
+        (``timeout_seconds`` by default); ``secret``: the run's (``launch/run_secret.py``). ``met`` is called
+        when all ranks have arrived, before the process group exists: a watchdog can start there.
+
+        Raises PacelineError: ``runtime.port_in_use``,
         ``runtime.rendezvous``, ``runtime.ranks_missing``, ``runtime.store_secret``, ``runtime.device``,
         ``runtime.ranks_differ``, ``runtime.device_shared``, ``runtime.first_reduce``.
         """
@@ -120,8 +123,10 @@ class World:
             met(alone)
             return alone
         name = _backend(backend, chosen)
-        store = connect_store(env, timeout_seconds)
-        arrive(store, env, timeout_seconds, secret)
+        meet_seconds = timeout_seconds if meet_seconds is None else meet_seconds
+        store = connect_store(env, meet_seconds)
+        arrive(store, env, meet_seconds, secret)
+        store.set_timeout(datetime.timedelta(seconds=timeout_seconds))
         world = World(
             env.rank,
             env.local_rank,

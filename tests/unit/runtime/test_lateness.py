@@ -96,6 +96,8 @@ def test_limits_that_are_not_set_are_those_of_ddp_timeout() -> None:
         1800,
         1800,
     ]
+    assert [WaitLimits.of(training(**given)).meet_seconds for given in ({}, {"ddp_timeout": 90})] == [600, 90]
+    assert WaitLimits.of(training(start_timeout=3000)).meet_seconds == 3000
     longer = WaitLimits.of(training(step_timeout=7200))
     assert longer.in_phase("save") == Limit(7200, "training.step_timeout")
     assert longer.start == Limit(1800, "training.ddp_timeout")

@@ -134,3 +134,53 @@ def test_ranks_of_different_secrets_say_so_at_once() -> None:
         arrive(store, env(1, 1), 3, b"")
     assert "a" * 16 not in str(caught.value)
     host.join()
+
+
+def test_the_first_that_waits_too_long_names_the_missing_to_all_that_have_come() -> None:
+    store, said = dist.HashStore(), dict[int, str]()
+
+    def wait(rank: int, seconds: float) -> None:
+        one_a_node = RankEnv(rank=rank, world_size=3, num_nodes=3, local_world_size=1)
+        with pytest.raises(PacelineError) as caught:
+            arrive(store, one_a_node, seconds, b"")
+        said[rank] = f"{caught.value.diagnostics[0].code}: {caught.value.diagnostics[0].found}"
+
+    threads = [threading.Thread(target=wait, args=(0, 1)), threading.Thread(target=wait, args=(1, 3600))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+    assert said == dict.fromkeys((0, 1), "runtime.ranks_missing: missing: rank 2 on node 2")
+
+
+def test_a_node_asks_for_as_many_keys_however_many_are_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    def cost(size: int) -> int:
+        store = dist.HashStore()
+        counted = Counting(store)
+        waiting = [
+            threading.Thread(
+                target=lambda: pytest.raises(
+                    PacelineError, arrive, store, env(0, 1, size), 3, b"", report_seconds=0.2
+                )
+            ),
+            threading.Thread(
+                target=lambda: pytest.raises(
+                    PacelineError,
+                    rendezvous.arrive,
+                    counted,
+                    RankEnv(1, 0, size, 1, size),
+                    60,
+                    b"",
+                    report_seconds=1,
+                )
+            ),
+        ]
+        for thread in waiting:
+            thread.start()
+        for thread in waiting:
+            thread.join(240)
+        return counted.keys
+
+    few, many = cost(4), cost(400)
+    assert many <= few + 3, "one report more or less"
+    assert "rank 1 of 400 has waited" in (said := capsys.readouterr().err) and "for ranks 2, 3, 4" in said
