@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ExitCode
@@ -35,6 +36,7 @@ from paceline.runtime.failures.last_heard import (
 )
 from paceline.runtime.failures.liveness_socket import LivenessSocket, own_address
 from paceline.runtime.failures.main_thread import place
+from paceline.runtime.failures.roll_call import KEY, SILENT_SECONDS, RollCall
 from paceline.runtime.failures.stragglers import StragglerMonitor
 from paceline.runtime.process_group.refusal import failure_message, parsed_failure
 from paceline.runtime.process_group.rendezvous import alive_key, connect_store
@@ -52,6 +54,7 @@ _DEAF_SECONDS = 3.0  # without a response of the store
 _DOUBT_SECONDS = 5.0  # for the others' heartbeats after this process was stopped for long
 _READ_SECONDS = 3.0  # the failing rank waits this long for acknowledgements
 _QUERY_SECONDS = 2.0
+_OLD_SECONDS = 6.0  # without a heartbeat of rank 0, until what it last wrote of others counts no more
 _FOLLOW_SECONDS = 1.0  # the other ranks let the failing rank exit first
 _CALLBACK_SECONDS = 5.0
 _BEATS_PER_SECOND = 1024  # maximum that rank 0 reads
@@ -102,6 +105,7 @@ class Alarm:
         self._store_missed = False  # its silence was reported
         self._stood_still, self._lost_share = 0.0, 0.0
         self._store: SignedStore | None = None
+        self._roll: RollCall | None = None  # rank 0's last
         self._stop, self._lost, self._reported = threading.Event(), threading.Event(), threading.Event()
         self._own = threading.Event()  # this rank reports its own error: the threads do nothing
         self._following = threading.Event()  # another rank failed or is silent: this process is about to exit
@@ -149,23 +153,40 @@ class Alarm:
         """
         if self._store is None:
             return False
-        # Heartbeats before and after the wait: ranks whose count did not change are silent.
-        before = None if self._following.is_set() else self._all_beats()
-        self._following.wait(seconds)
-        after = self._all_beats()
+        silent, answers = self._unheard_meanwhile(seconds)
         unanswered = time.monotonic() - self._answered
         while self._following.is_set():
             time.sleep(0.1)  # the clock thread is about to end this process
-        if before is not None and after is not None:
-            others = [r for r in range(self._world.world_size) if r != self._world.rank]
-            done = {r for r in others if (beat := HeartbeatRecord.of(after[r])) is not None and beat.done}
-            self.silent_ranks = [r for r in others if before[r] == after[r] and r not in done]
+        self.silent_ranks = [rank for rank in silent if rank != self._world.rank]
         # No error was published: a timeout of a collective is the fault of the silent ranks, or of the store.
         if timed_out and self.silent_ranks:
             self._end_in_silence(self._rank_silent(self.silent_ranks, self._own_limit.seconds))
-        if timed_out and after is None and unanswered > seconds:
+        if timed_out and not answers and unanswered > seconds:
             self._end_in_silence(self._store_silent(unanswered))
         return False
+
+    def _unheard_meanwhile(self, seconds: float) -> tuple[list[int], bool]:
+        """Return the ranks that rank 0 does not hear for some seconds, and whether the store answers.
+
+        The first of the two roll calls is one that began now: it holds heartbeats from before the error. Rank
+        0 itself is silent if it writes none.
+        """
+        now, first, earlier = time.monotonic(), self._roll_call(), None
+        last, most = first, now + seconds + SILENT_SECONDS
+        while (left := most - time.monotonic()) > 0 and not self._following.wait(min(POLL_SECONDS, left)):
+            roll = self._roll_call()
+            last = roll or last
+            if roll is None or first is None:
+                first = first or roll
+                if time.monotonic() > now + seconds:
+                    break
+            elif earlier is None:
+                earlier = roll if roll.number >= first.number + 2 else None
+            elif roll.at >= earlier.at + SILENT_SECONDS and time.monotonic() > now + seconds:
+                return roll.silent_since(earlier), True
+        answers = self._roll_call() is not None
+        stands = first is not None and last is not None and last.number == first.number
+        return [0] if answers and stands and not self._following.is_set() else [], answers
 
     def raise_error(self, diagnostic: Diagnostic, exit_code: int = ExitCode.FAILED) -> bool:
         """Publish this rank's error and wait (≤ 3 s) until the others have read it.
@@ -281,6 +302,8 @@ class Alarm:
                     self._store.set(mine, beat.text())
                     self._answered = time.monotonic()
                     self._listen()
+                    if self._world.rank == 0:
+                        self._call_roll(beat)
             self._store.set(mine, HeartbeatRecord(beats + 1, *self._doing(), done=True).text())
         except RuntimeError:
             self._lost.set()
@@ -295,6 +318,14 @@ class Alarm:
             self._answered = now = time.monotonic()
             for rank, text in zip(some, texts, strict=True):
                 self._vigil.hear(rank, text, now)
+
+    def _call_roll(self, own: HeartbeatRecord) -> None:
+        """Write down, on rank 0, what is known of all ranks: the others read this one key."""
+        assert self._store is not None
+        now, beats = time.monotonic(), self._vigil.beats()
+        everyone = [own, *(beats.get(rank) for rank in range(1, self._world.world_size))]
+        self._roll = RollCall.of(own.count, now, everyone, self._vigil.heard(), self._limits)
+        self._store.set(KEY, self._roll.text())
 
     # -- the thread that keeps the clock, and never waits for anything
 
@@ -351,8 +382,8 @@ class Alarm:
             self._end_in_silence(self._rank_silent(silent, max(LEAST_LIMIT_SECONDS, limit)))
         stops = self._stopping()
         wait = self._lateness.look(now, stops=stops)
-        if wait is not None and (texts := self._all_beats()) is not None:
-            late = self._lateness.judge(wait, self._doing()[1], texts, stops=stops)
+        if wait is not None and (roll := self._current_roll(now)) is not None:
+            late = self._lateness.judge(wait, self._doing()[1], roll, stops=stops)
             if late is not None:
                 self._end_in_silence(late)
         loud = self._world.rank in (0, 1)  # rank 1 reports if rank 0 is the silent one
@@ -420,15 +451,23 @@ class Alarm:
     def _store_silent(self, seconds: float, severity: Severity = Severity.ERROR) -> Diagnostic:
         return store_silent(self._world.env, seconds, self._sign, self._stood_still, severity)
 
-    def _all_beats(self) -> list[str | None] | None:
-        """Return each rank's last heartbeat, or None if the store is gone or silent."""
+    def _current_roll(self, now: float) -> RollCall | None:
+        """Return the last roll call. If rank 0 is not heard any more, it tells of rank 0 alone."""
+        roll = self._roll_call()
+        if roll is None or self._world.rank == 0 or self._vigil.heard_since(0, now - _OLD_SECONDS):
+            return roll
+        return replace(roll, busy=[named for named in roll.busy if named[0] == 0])
+
+    def _roll_call(self) -> RollCall | None:
+        """Return rank 0's last roll call; None if there is none yet, or the store is gone or silent."""
         store = self._store
         assert store is not None
-        try:
-            keys = [alive_key(r) for r in range(self._world.world_size)]
-            return call_with_timeout(_QUERY_SECONDS, lambda: store.get_all(keys), "checking signs of life")
-        except (RuntimeError, TimeoutError):
-            return None
+        if self._world.rank == 0:
+            return self._roll
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            text = call_with_timeout(_QUERY_SECONDS, lambda: store.get(KEY), "checking signs of life")
+            return RollCall.parsed(text)
+        return None
 
 
 def _called(call: Callable[[], None]) -> None:

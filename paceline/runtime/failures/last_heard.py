@@ -133,6 +133,14 @@ class LastHeardMonitor:
         ):
             self._beats[rank], self._heard[rank] = beat, now
 
+    def beats(self) -> dict[int, HeartbeatRecord]:
+        """Return each rank's last heartbeat, of those heard so far."""
+        return dict(self._beats)
+
+    def heard(self) -> dict[int, float]:
+        """Return when each rank was last heard."""
+        return dict(self._heard)
+
     def forgive(self, seconds: float, now: float) -> None:
         """Nobody was listening for ``seconds``: shift the times, so that it does not count as silence."""
         self._heard = {rank: min(now, heard + seconds) for rank, heard in self._heard.items()}

@@ -15,15 +15,15 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.plan.timeouts import START, WaitLimits
+from paceline.plan.timeouts import WaitLimits
 from paceline.runtime import codes
-from paceline.runtime.failures.last_heard import HeartbeatRecord, rank_late
+from paceline.runtime.failures.last_heard import rank_late
 from paceline.runtime.failures.main_thread import DistributedCall
+from paceline.runtime.failures.roll_call import RollCall
 
 FLIGHT_SECONDS = 5.0  # between looks at the collectives under way; less where a limit is short
 _LEAST_SECONDS = 0.5
@@ -67,25 +67,24 @@ class StragglerMonitor:
         return [Collective(name, 0, "", "", seconds)] if name else []
 
     def judge(
-        self, wait: Collective, phase: str, texts: Sequence[str | None], *, stops: bool = False
+        self, wait: Collective, phase: str, roll: RollCall, *, stops: bool = False
     ) -> Diagnostic | None:
-        """Return the late ranks, given this rank's ``phase`` and every rank's last heartbeat; None if there
-        are none. ``stops``: as in ``look``."""
-        beats = [HeartbeatRecord.of(text) or HeartbeatRecord(0, phase=START) for text in texts]
-        others = [rank for rank in range(len(beats)) if rank != self._rank]
-        missing = [rank for rank in others if not beats[rank].waits and not beats[rank].done]
-        late = [rank for rank in missing if wait.seconds > self._limit(beats[rank].phase)]
+        """Return the late ranks, given this rank's ``phase`` and what is known of all; None if there are
+        none. ``stops``: as in ``look``."""
+        busy = [(rank, beat) for rank, beat in roll.busy if rank != self._rank]
+        late = [(rank, beat) for rank, beat in busy if wait.seconds > self._limit(beat.phase)]
         waits = wait.describe()
         if late:
-            first = beats[late[0]]
-            seen = [beats[rank].describe(rank) for rank in late[:_SHOWN]]
-            return rank_late(
-                late, first, self._limits.in_phase(first.phase), seen, f"rank {self._rank} waits in {waits}"
-            )
-        if not missing and wait.seconds > min(self._limit(phase), STOP_SECONDS if stops else math.inf):
+            first = late[0][1]
+            seen = [beat.describe(rank) for rank, beat in late[:_SHOWN]]
+            limit = self._limits.in_phase(first.phase)
+            ranks = [rank for rank, _ in late]
+            return rank_late(ranks, first, limit, seen, f"rank {self._rank} waits in {waits}")
+        if not busy and wait.seconds > min(self._limit(phase), STOP_SECONDS if stops else math.inf):
+            others = [beat.describe(rank) for rank, beat in roll.waiting if rank != self._rank]
             return codes.RUNTIME_COLLECTIVE_STUCK(
                 f"rank {self._rank}",
-                "; ".join([waits, *(beats[rank].describe(rank) for rank in others[:_SHOWN])]),
+                "; ".join([waits, *others[:_SHOWN]]),
                 rank=self._rank,
                 waits=waits,
                 key=self._limits.in_phase(phase).key,

@@ -12,6 +12,7 @@ import pytest
 from paceline.plan.timeouts import DEFAULT_SECONDS, Limit, WaitLimits
 from paceline.runtime.failures import stragglers
 from paceline.runtime.failures.last_heard import HeartbeatRecord, LastHeardMonitor
+from paceline.runtime.failures.roll_call import RollCall
 from paceline.runtime.failures.stragglers import Collective, StragglerMonitor
 
 LIMITS = WaitLimits(Limit(60, "start_key"), Limit(10, "step_key"), Limit(100, "between_key"))
@@ -21,11 +22,11 @@ def training(**given: int) -> Any:
     return SimpleNamespace(**{"ddp_timeout": 1800, "start_timeout": None, "step_timeout": None, **given})
 
 
-def judged(seconds: float, *others: HeartbeatRecord, phase: str = "train") -> tuple[str, Any]:
+def judged(seconds: float, *others: HeartbeatRecord | None, phase: str = "train") -> tuple[str, Any]:
     """What rank 0 finds that has waited so long in ``phase``."""
-    found = StragglerMonitor(0, LIMITS, 0.0).judge(
-        Collective("all_reduce", 7, "0", "", seconds), phase, [None, *(beat.text() for beat in others)]
-    )
+    roll = RollCall.of(1, 9.0, [None, *others], {}, LIMITS)
+    assert RollCall.parsed(roll.text()) == roll
+    found = StragglerMonitor(0, LIMITS, 0.0).judge(Collective("all_reduce", 7, "0", "", seconds), phase, roll)
     return ("", None) if found is None else (found.code.removeprefix("runtime."), found)
 
 
@@ -51,8 +52,7 @@ def test_what_is_no_step_has_its_own_limit_though_the_others_wait_in_one(phase: 
 
 
 def test_a_rank_that_has_never_been_heard_is_in_the_start() -> None:
-    unheard = SimpleNamespace(text=lambda: "{}")
-    assert judged(59, unheard)[0] == "" and judged(61, unheard)[1].evidence["key"] == "start_key"  # type: ignore[arg-type]
+    assert judged(59, None)[0] == "" and judged(61, None)[1].evidence["key"] == "start_key"
 
 
 def test_where_all_wait_nobody_is_named() -> None:
@@ -112,3 +112,24 @@ def test_a_silent_rank_has_the_limit_of_what_it_was_last_heard_to_do() -> None:
     assert vigil.overdue(20, 30) == []
     [said] = [d for d in vigil.news(20) if d.where == "rank 1"]
     assert "10 s (step_key)" in said.hint
+
+
+def test_a_roll_call_is_bounded_and_hides_no_rank_of_another_limit() -> None:
+    """16 ranks are shown in a message; one that evaluates among many that train may be the late one."""
+    beats = [HeartbeatRecord(9, 3, "train", place="x" * 200) for _ in range(4096)]
+    beats[4000] = HeartbeatRecord(9, 3, "evaluate")
+    roll = RollCall.of(1, 9.0, beats, dict.fromkeys(range(1, 4096), 0.0), LIMITS)
+    assert [rank for rank, _ in roll.busy] == [*range(17), 4000]
+    assert len(roll.text()) < 10_000 and RollCall.parsed(roll.text()) == roll
+
+
+def test_silent_is_who_was_not_heard_between_two_roll_calls_and_has_not_ended() -> None:
+    beats = [HeartbeatRecord(9), HeartbeatRecord(9), HeartbeatRecord(9, done=True), None]
+    first = RollCall.of(1, 10.0, beats, {1: 9.5, 2: 3.0, 3: 0.0}, LIMITS)
+    assert RollCall.of(2, 14.0, beats, {1: 9.9, 2: 3.0, 3: 0.0}, LIMITS).silent_since(first) == [1, 3]
+    assert RollCall.of(2, 14.0, beats, {1: 10.1, 2: 3.0, 3: 13.9}, LIMITS).silent_since(first) == []
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "7", '[1, 2, [["x", "{}"]], [], []]', "[" * 99_999])
+def test_what_is_no_roll_call_is_none(text: str | None) -> None:
+    assert RollCall.parsed(text) is None
