@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ def run_job(
     *,
     environ: Mapping[str, str] | None = None,
     fork: bool = False,
+    forked: Callable[[str, Sequence[str]], int | None] = lambda module, arguments: None,
 ) -> tuple[Any, str]:
     """Run a module on a job; return (its answer or None, the reason of an early end or empty).
 
-    ``environ``: in place of this process's; ``fork``: in a fork of this process, not in a fresh interpreter.
+    ``environ``: in place of this process's; ``fork``: in a fork of this process, not in a fresh interpreter;
+    ``forked``: runs it in a fork of another process and returns its exit code, None if it cannot.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-job-") as folder:
         request, answer = Path(folder) / "job.json", Path(folder) / "answer.json"
@@ -44,6 +46,8 @@ def run_job(
             output = Path(folder) / "output"
             code = run_in_fork(module, (str(request), str(answer)), seconds, output)
             ended = _ended(code, output.read_bytes() if code else b"", seconds)
+        elif (ended_with := forked(module, (str(request), str(answer)))) is not None:
+            ended = _ended(ended_with, b"", seconds)
         else:
             ended = wait_for_child(started_child(environ, module, str(request), str(answer)), seconds)
         try:

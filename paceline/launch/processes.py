@@ -21,20 +21,20 @@ GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL at the end of a run
 STOPPED = ("T", "t")  # process states in which only SIGKILL takes effect (SIGSTOP, a debugger)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # proc(5): places among the fields of /proc/PID/stat that follow the program's name
-_STATE, _PARENT, _START_TICKS = 0, 1, 19
+_STATE, _PARENT, _START_TICKS, _ENVIRONMENT = 0, 1, 19, 47
 
 
-def die_with_parent() -> Callable[[], None] | None:
+def die_with_parent(parent: int | None = None) -> Callable[[], None] | None:
     """Return a ``preexec_fn`` that makes the kernel send SIGTERM to the child when its parent dies.
 
-    None if unsupported.
+    None if unsupported. ``parent``: its pid, by default this process's.
     """
     if sys.platform != "linux":
         return None
     import ctypes
 
     prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
+    parent = parent or os.getpid()
 
     def prepare() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
@@ -104,6 +104,29 @@ def _environment(pid: int) -> list[bytes]:
         return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:  # gone, or another user's
         return []
+
+
+def own_bytes(pid: int) -> int:
+    """Return the bytes of memory that a process shares with no other; 0 if unknown."""
+    try:
+        lines = (PROC / str(pid) / "smaps_rollup").read_text("ascii").splitlines()
+    except OSError:
+        return 0
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+def write_environment(name: str, value: str) -> None:
+    """Overwrite a variable, of the same length, in what ``/proc`` shows of this process since its start."""
+    import ctypes
+
+    fields = _stat(os.getpid())
+    start, stop = int(fields[_ENVIRONMENT]), int(fields[_ENVIRONMENT + 1])
+    place = ctypes.string_at(start, stop - start).find(f"{name}=".encode())
+    line = f"{name}={value}".encode()
+    if place >= 0 and any(
+        len(old) == len(line) and old.startswith(f"{name}=".encode()) for old in _environment(os.getpid())
+    ):
+        ctypes.memmove(start + place, line, len(line))
 
 
 def _stat(pid: int) -> list[bytes]:

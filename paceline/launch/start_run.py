@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
 from paceline.launch import codes
 from paceline.launch.claim_run_dir import WAIT_SECONDS, check_run_dir, claim
+from paceline.launch.environment.device_variables import QUIET_TORCH, device_settings
 from paceline.launch.environment.torchrun_variables import nodes_of_torchrun
 from paceline.launch.launch_record import StopRequests
 from paceline.launch.launchers import ALONE, LAUNCHERS, launcher_for
@@ -41,6 +42,7 @@ from paceline.launch.run_secret import secret_environment
 from paceline.launch.supervision.exit_record import LaunchRecord
 from paceline.launch.supervision.generation_servers import server_specs, serving, start_of
 from paceline.launch.supervision.restarts import Restarts, RunEnd, wait
+from paceline.launch.supervision.spare import Spares
 from paceline.launch.supervision.supervisor import report_to_stderr, run
 from paceline.plan.hardware.probe import cpu_count
 from paceline.rules import at_start
@@ -92,16 +94,17 @@ class CheckedRun:
         """Return the generation servers that a start would run."""
         return server_specs(self.loaded.config, self.plan, os.environ)
 
-    def claim(self) -> tuple[Diagnostic, ...]:
+    def claim(self, spares: Spares | None = None) -> tuple[Diagnostic, ...]:
         """Verify the checkpoint to resume from, on the first node, and claim the run directory.
 
-        Returns notes. Raises ConfigError and CheckpointError.
+        ``spares``: where the check may run. Returns notes. Raises ConfigError and CheckpointError.
         """
         training, several = self.loaded.config.training, self.plan.num_nodes > 1
         resume = self._resume
         if resume and self.leads:
             with reported_to_other_nodes(self.loaded.config.launch), located(self.loaded):
-                check_bytes(str(resume), self.run_dir, several=several)
+                forked = (spares or Spares(False)).run_job
+                check_bytes(str(resume), self.run_dir, several=several, forked=forked)
         if several:
             return ()
         with written_for(self.run_dir.root, training.output_access):
@@ -131,6 +134,8 @@ class CheckedRun:
 
         variables = {**os.environ, **(environ or {})}
         start, stopped = start_of(self.loaded.config), StopRequests(self.run_dir)
+        limit = self.loaded.config.launch.max_restarts or 0
+        spares = Spares(limit > 0, self._settings_of_ranks(variables))
 
         def stops() -> bool:
             return requests_stop() or stopped()
@@ -149,12 +154,17 @@ class CheckedRun:
                 run_dir=ready.run_dir,
                 output=output,
                 requests_stop=stops,
+                spares=spares,
             )
 
-        with located(self.loaded), serving(self.servers(), start, self.run_dir, variables, report):
+        with (
+            located(self.loaded),
+            closing(spares),
+            serving(self.servers(), start, self.run_dir, variables, report),
+        ):
             code = attempt(self)
             record_of_node = LaunchRecord(self.run_dir, self.cluster.node_rank, Redactor.of(variables))
-            restarts = Restarts(self.loaded.config.launch.max_restarts or 0)
+            restarts = Restarts(limit)
             while (note := restarts.after(end := self._end(code))) is not None:
                 report(note.render())
                 record_of_node.note(self._first_rank, note)
@@ -163,7 +173,7 @@ class CheckedRun:
                 if not wait(restarts.pause, stops):
                     break  # stopped, but as what it is: failed
                 again = self._resumed(AUTO_RESUME if end.saved else self._resume or AUTO_RESUME)
-                for finding in again.claim():
+                for finding in again.claim(spares):
                     report(finding.render())
                 code = attempt(again)
         if code == 0 and self.leads:
@@ -185,6 +195,15 @@ class CheckedRun:
             options=replace(self.options, resume=resume),
             plan=replace(self.plan, config=config),
         )
+
+    def _settings_of_ranks(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return what a rank sets before it imports torch, for a spare that imports it beforehand."""
+        plan, deterministic = self.plan, self.loaded.config.training.full_determinism
+        settings = device_settings(
+            environ, plan.device, plan.world_size, self.run_dir, deterministic=deterministic
+        )
+        quiet = {} if is_verbose(environ) else QUIET_TORCH
+        return {**quiet, **{name: value for name, (value, _) in settings.items()}}
 
     @property
     def _first_rank(self) -> int:
@@ -313,11 +332,12 @@ def launch(
     run_dir: RunDir | None = None,
     output: int | None = None,
     requests_stop: Callable[[], bool] = lambda: False,
+    spares: Spares | None = None,
 ) -> int:
     """Start ``worker`` (see ``process_spec.worker_argv``) on this node and wait; return the exit code.
 
-    ``run_dir``: where the ranks' exits are recorded; ``output``, ``requests_stop``: as in ``supervisor.run``.
-    Raises ConfigError before anything is started.
+    ``run_dir``: where the ranks' exits are recorded; ``output``, ``requests_stop``, ``spares``: as in
+    ``supervisor.run``. Raises ConfigError before anything is started.
     """
     check_cluster(cluster)
     if launcher != ALONE:
@@ -345,4 +365,5 @@ def launch(
             record=record,
             output=output,
             requests_stop=requests_stop,
+            spares=spares,
         )

@@ -16,7 +16,7 @@ from paceline.core.diagnostics import all_codes, print_diagnostics
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
-from paceline.launch.environment.device_variables import device_settings
+from paceline.launch.environment.device_variables import QUIET_TORCH, device_settings
 from paceline.launch.environment.guide_variables import current, set_defaults
 from paceline.launch.environment.job_managers import parse_nonnegative_int, process_rank
 from paceline.launch.program import redacted, tolerate_loss
@@ -38,8 +38,8 @@ LATER_SECONDS = 2.0  # how long other ranks wait while the first one reports the
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank. Return the exit code; never raises a named error."""
     environ = current()
-    if not is_verbose(environ):  # c10d's warnings about addresses and closed connections are pages
-        set_defaults({"TORCH_CPP_LOG_LEVEL": "ERROR"})
+    if not is_verbose(environ):
+        set_defaults(QUIET_TORCH)
     tolerate_loss()
     stacks_to(STDERR)
     all_codes()  # read now: a rank that is out of file descriptors could not open them later

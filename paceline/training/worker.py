@@ -37,6 +37,7 @@ from paceline.training.run.last_checkpoint import LastCheckpoint
 from paceline.training.run.loaded_weights import explain_nonfinite
 from paceline.training.run.peer_failures import FailureReporter
 from paceline.training.run.record import RunRecord
+from paceline.training.spare import of_libraries
 from paceline.training.stop_signals import StopSignals
 
 
@@ -150,6 +151,8 @@ def train(world: World, run: RunRecord, signals: StopSignals, settings: Mapping[
     startup.log_overview(run, trainer, observers)
     if (ended := trainer.ended()) is not None:
         observers.note(nothing_left(ended, state, total))
+    if run.env.local_rank == 0:
+        run.line.imported(of_libraries())
     if t.eval_on_start and trainer.evaluate is not None and state.step == 0:
         trainer.measure()
     with explain_nonfinite(run.config, state):

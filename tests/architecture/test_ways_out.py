@@ -14,6 +14,7 @@ WRITERS = {
         "what the event and text logs have passed through the redactor they are given"
     ),
     "paceline/runlog/result.py": "the redactor it is given",
+    "paceline/training/spare.py": "the pid of a fork, to its parent",
     "paceline/launch/run_secret.py": "the secret of the store, for its owner alone",
     "paceline/doctor/nodes/run_folder.py": "zeros, to time the disk",
     "paceline/runtime/process_group/link_probe.py": "findings, in a temporary folder",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,33 @@ from test_train import end, events_of, start, steps_of, train, wait_for_step
 
 from paceline.runlog.events import Notice
 
-pytestmark = [pytest.mark.integration]
+# Processes that are warm have no imports to spare
+pytestmark = [pytest.mark.integration, pytest.mark.fresh]
+SIZES = {"save_strategy": "steps", "save_steps": 4, "logging_steps": 1}
+
+
+def those_with(variable: str) -> dict[int, str]:
+    """The command lines of the processes that have this variable."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+    return found
 
 
 def test_a_killed_rank_costs_the_steps_since_the_last_save_and_no_bit(
     tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Any], tmp_path: Path
 ) -> None:
-    sizes = {"max_steps": 40, "save_strategy": "steps", "save_steps": 4, "logging_steps": 1}
+    sizes = {"max_steps": 40, **SIZES}
     config = tiny(**sizes, output_dir=str(tmp_path / "run"))
-    process = start({**config, "launch": {"max_restarts": 2}}, tmp_path, 2)
+    process = start({**config, "launch": {"max_restarts": 2}}, tmp_path, 2, {"OF_THIS_TEST": str(tmp_path)})
     wait_for_step(tmp_path / "run", 6, process)
     os.kill(ranks_of(process, 2)[1], signal.SIGKILL)
     done = end(process)
     assert done.code == 0, done.err
+    assert "a restart will not wait for imports" in done.err
+    assert those_with(f"OF_THIS_TEST={tmp_path}") == {}
     notes = [e.diagnostic for e in events_of(tmp_path / "run") if isinstance(e, Notice)]
     [restart] = [note for note in notes if note.code == "launch.restart"]
     assert "restart 1 of 2" in restart.what and "launch.worker_killed at step" in restart.found
@@ -41,3 +57,24 @@ def test_a_killed_rank_costs_the_steps_since_the_last_save_and_no_bit(
     for file in files:
         other = tmp_path / "run" / file.relative_to(tmp_path / "whole")
         assert other.read_bytes() == file.read_bytes()
+
+
+@pytest.mark.slow
+def test_of_a_killed_launcher_nothing_stays(tiny: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    config = tiny(max_steps=100_000, **SIZES)
+    mine = f"OF_THIS_TEST={tmp_path}"
+    process = start({**config, "launch": {"max_restarts": 2}}, tmp_path, 2, {"OF_THIS_TEST": str(tmp_path)})
+    wait_for_step(tmp_path / "run", 6, process)
+    deadline = time.monotonic() + 240
+    while not any("paceline.training.spare" in line for line in those_with(mine).values()):
+        assert time.monotonic() < deadline, those_with(mine)
+        time.sleep(0.1)
+    os.kill(ranks_of(process, 2)[1], signal.SIGKILL)  # then ranks are forked from it
+    while sum("paceline.training.spare" in line for line in those_with(mine).values()) != 3:
+        assert time.monotonic() < deadline, those_with(mine)
+        time.sleep(0.1)
+    process.kill()
+    process.communicate()
+    while those_with(mine):
+        assert time.monotonic() < deadline, those_with(mine)
+        time.sleep(0.1)

@@ -14,6 +14,8 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC
 PRIMITIVES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 _PRIMITIVES_KEPT = "64"  # a step on rows of one length needs about 20
 FLIGHT_ENTRIES = "2000"  # collectives that torch's flight recorder remembers
+#: Unless the user asks for more: c10d's warnings about addresses and closed connections are pages
+QUIET_TORCH = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 _DETERMINISTIC = {
     "CUBLAS_WORKSPACE_CONFIG": (":4096:8", "cuBLAS is deterministic only with workspaces of its own"),
     "FLASH_ATTENTION_DETERMINISTIC": ("1", "Transformers' flash attention sums in one order"),

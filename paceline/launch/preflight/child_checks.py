@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -134,15 +134,21 @@ def run_child(job: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     return reply or {}, ended
 
 
-def check_bytes(where: str, run: RunDir, *, several: bool = False) -> None:
+Forked = Callable[[str, Sequence[str]], int | None]
+
+
+def check_bytes(
+    where: str, run: RunDir, *, several: bool = False, forked: Forked = lambda module, arguments: None
+) -> None:
     """Verify the sha256 of every byte of the checkpoint to resume from, in a child process.
 
-    ``several``: there are other nodes, which may have this one's missing files. Raises ConfigError. The
+    ``several``: there are other nodes, which may have this one's missing files; ``forked``: as in
+    ``launch.child``. Raises ConfigError. The
     tensors of a large checkpoint are left to the ranks (``checkpoint.load.reader``).
     """
     job = {"check": "bytes", "checkpoint": where, "run": str(run.root), "several": several}
     failure = "the checkpoint could not be verified before the start"
-    if problems := _required(job, failure, _RESUME):
+    if problems := _required(job, failure, _RESUME, forked):
         raise ConfigError(*problems)
 
 
@@ -174,9 +180,11 @@ def from_object_storage(config: Config, *, leads: bool, several: bool) -> tuple[
     return tuple(findings)
 
 
-def _required(job: Mapping[str, Any], failure: str, key: str) -> list[Diagnostic]:
+def _required(
+    job: Mapping[str, Any], failure: str, key: str, forked: Forked = lambda module, arguments: None
+) -> list[Diagnostic]:
     """Return the findings of a check that a start needs. Raises ConfigError if it does not finish."""
-    reply, ended = run_job("paceline.checkpoint.preflight", job)
+    reply, ended = run_job("paceline.checkpoint.preflight", job, forked=forked)
     if ended:
         raise ConfigError(codes.TRIAL_UNFINISHED(failure, key, ended, "run paceline train again"))
     return _findings(reply)

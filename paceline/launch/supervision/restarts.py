@@ -16,7 +16,7 @@ from paceline.launch import codes
 from paceline.launch.supervision.exit_policy import After, after
 from paceline.launch.supervision.exit_record import begun_start
 
-FIRST_SECONDS, MOST_SECONDS = 1.0, 60.0  # of the pause before a restart, which doubles
+FIRST_SECONDS, MOST_SECONDS = 2.0, 60.0  # of the pause before a second restart, which doubles
 _LOOK_SECONDS = 0.1
 _TAIL_BYTES = 1 << 20  # the last step is among the last events of a rank
 
@@ -87,8 +87,8 @@ class Restarts:
 
     @property
     def pause(self) -> float:
-        """Seconds to wait before the next start."""
-        return min(MOST_SECONDS, FIRST_SECONDS * 2 ** (self._count - 1))
+        """Seconds to wait before the next start: none before the first."""
+        return min(MOST_SECONDS, FIRST_SECONDS * 2 ** (self._count - 2)) if self._count > 1 else 0.0
 
 
 def wait(seconds: float, requests_stop: Callable[[], bool]) -> bool:

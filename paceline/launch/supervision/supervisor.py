@@ -46,6 +46,7 @@ from paceline.launch.supervision.exit_codes import (
 )
 from paceline.launch.supervision.exit_record import Exit, LaunchRecord
 from paceline.launch.supervision.oom_kills import MemoryKills
+from paceline.launch.supervision.spare import Process, Spares
 from paceline.launch.supervision.worker_channel import AGENT, SOCKET, PeerExit, WorkerServer
 
 WORD_SECONDS = 1.2  # for the other ranks to record which rank was killed, and exit
@@ -81,6 +82,7 @@ def run(
     record: LaunchRecord | None = None,
     output: int | None = None,
     requests_stop: Callable[[], bool] = lambda: False,
+    spares: Spares | None = None,
 ) -> int:
     """Start ``specs`` and wait; return the exit code.
 
@@ -88,11 +90,12 @@ def run(
     - ``record``: where their exits are recorded
     - ``output``: the file descriptor of their standard output and error (None: this process's)
     - ``requests_stop``: whether this process requests a graceful stop, as a signal does
+    - ``spares``: where ranks are forked from, once there is one
 
     Raises ConfigError if a process cannot be started; those already started are ended first. Raises BusyError
     if another run took the directory meanwhile.
     """
-    return _Supervisor(specs, environ, report, record, output, requests_stop).run()
+    return _Supervisor(specs, environ, report, record, output, requests_stop, spares or Spares(False)).run()
 
 
 @dataclass
@@ -105,7 +108,7 @@ class _Child:
     """
 
     spec: LaunchSpec
-    process: subprocess.Popen
+    process: Process
     code: int | None = None
     ended: bool = False
     led: bool = False
@@ -128,7 +131,9 @@ class _Supervisor:
         record: LaunchRecord | None,
         output: int | None,
         stop_requested: Callable[[], bool],
+        spares: Spares,
     ) -> None:
+        self._spares = spares
         self._specs, self._output, self._record = tuple(specs), output, record
         self._environ = {key: value for key, value in environ.items() if key not in STALE}
         self._report, self._stop_requested = report, stop_requested
@@ -162,6 +167,7 @@ class _Supervisor:
                 while self._running():
                     self._hear()
                     self._poll()
+                    self._tend_spare()
                     if self._stop_signal is None and self._stop_requested():
                         self._on_signal(signal.SIGTERM, None)
                     if self._kill_now:
@@ -189,10 +195,12 @@ class _Supervisor:
         prepare = processes.die_with_parent()
         ours = {**self._environ, **self._server.environ()}
         for spec in self._specs:
+            environ = {**ours, **spec.env_additions, processes.MARK: self._mark}
+            process: Process | None = self._spares.fork(spec, environ)
             try:
-                process = subprocess.Popen(
+                process = process or subprocess.Popen(
                     spec.argv,
-                    env={**ours, **spec.env_additions, processes.MARK: self._mark},
+                    env=environ,
                     stdin=subprocess.DEVNULL,
                     stdout=self._output,
                     stderr=self._output,
@@ -203,6 +211,11 @@ class _Supervisor:
                 finding = codes.LAUNCH_START(spec.argv[0], spec.shell_line(), strerror=exc.strerror)
                 raise ConfigError(finding) from exc
             self._children.append(_Child(spec, process))
+
+    def _tend_spare(self) -> None:
+        environ = {**self._environ, **self._specs[0].env_additions}
+        if news := self._spares.tend(environ, self._server.modules(), self._output):
+            self._report(news)
 
     def _hear(self) -> None:
         """Read the workers' reports.

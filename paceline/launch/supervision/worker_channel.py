@@ -4,7 +4,7 @@ A UNIX socket in a folder of this user, named by an environment variable so that
 agent too. Messages are JSON, one per line:
 
     worker → launcher   {"rank": 1, "pid": 4711}, then at most one of {"failed": 1, "finding": {…}} and
-                        {"ended": 0}
+                        {"ended": 0}; once its parts are there {"modules": ["torch", …]}, last an empty one
     agent → launcher    {"rank": AGENT, "pid": 4710}, then {"codes": {"1": -9}}
     launcher → worker   {"rank": 0, "code": 137, "finding": {…}}: rank 0 died; ranks that stay are killed
 """
@@ -18,7 +18,7 @@ import socket
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ SOCKET = "PACELINE_START_LINE"  # path of the launcher's socket, in the environm
 AGENT = -1  # stands for torchrun's agent in the "rank" field
 MESSAGE_BYTES = 64 * 1024  # a finding without its evidence fits many times
 _CONNECT_SECONDS = 2.0  # the launcher polls twenty times a second
+_MODULES = 400  # names in a message
 _SHORT_TEXT = 2000  # characters of each text of a finding that is too long for a message
 
 
@@ -93,6 +94,12 @@ class LauncherConnection:
         """Report that this rank has an error of its own and will exit with ``code``."""
         self._send({"failed": int(code), "finding": finding.to_json()})
 
+    def imported(self, modules: Sequence[str]) -> None:
+        """Report what this rank has imported, for the spare of its node."""
+        for start in range(0, len(modules), _MODULES):
+            self._send({"modules": list(modules[start : start + _MODULES])})
+        self._send({"modules": []})
+
     def ended(self, code: int) -> None:
         """Report that this rank exits in order, with ``code``."""
         self._send({"ended": int(code)})
@@ -137,6 +144,7 @@ class WorkerConnection:
     - ``gone``: it closed the connection
     - ``notified``: it has been told of another rank's failure
     - ``codes``: for torchrun's agent, the exit codes of its ranks
+    - ``modules``, ``imported``: what it has imported, and whether that is all
     """
 
     rank: int
@@ -146,6 +154,8 @@ class WorkerConnection:
     gone: bool = False
     notified: bool = False
     codes: dict[int, int] = field(default_factory=dict)
+    modules: list[str] = field(default_factory=list)
+    imported: bool = False
 
 
 class WorkerServer:
@@ -197,6 +207,10 @@ class WorkerServer:
         if sum(rank != AGENT for rank in self.workers) >= self._expected:
             self._remove_folder()
 
+    def modules(self) -> list[str]:
+        """Return what the first rank to say so has imported; empty before."""
+        return next((worker.modules for worker in self.workers.values() if worker.imported), [])
+
     def send(self, message: PeerExit) -> None:
         """Send ``message`` once to every connected worker that has no error of its own."""
         for link, worker in self._worker_of.items():
@@ -242,6 +256,9 @@ class WorkerServer:
             self.workers[worker.rank] = self._worker_of[link] = worker
         elif "failed" in message:
             worker.code, worker.finding = int(message["failed"]), Diagnostic.from_json(message["finding"])
+        elif "modules" in message:
+            worker.modules += [str(name) for name in message["modules"]]
+            worker.imported = not message["modules"]
         elif "ended" in message:
             worker.code = int(message["ended"])
         elif "codes" in message:

@@ -55,7 +55,7 @@ def test_pauses_double_up_to_a_minute() -> None:
     for step in range(9):
         restarts.after(end(step=step))
         pauses.append(restarts.pause)
-    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert pauses == [0, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
 @pytest.mark.parametrize(
