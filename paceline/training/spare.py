@@ -40,23 +40,23 @@ def main() -> tuple[ForkRequest, Sequence[int]] | None:
         text, streams = _message(link)
         if not text:
             return None
-        answer, say = os.pipe()
+        answer, reply = os.pipe()
         adopted, adopt = os.pipe()
         between = os.fork()
         if not between:
             os.close(adopt)
             child = os.fork()
             if child:
-                os.write(say, child.to_bytes(LENGTH, "big"))
+                os.write(reply, child.to_bytes(LENGTH, "big"))
                 os._exit(0)
-            for end in (link.detach(), answer, say):
+            for end in (link.detach(), answer, reply):
                 os.close(end)
             os.read(adopted, 1)  # ends when the parent has been waited for: this process has another one now
             os.close(adopted)
             return ForkRequest(*json.loads(text)), streams
         os.waitpid(between, 0)
         link.send(os.read(answer, LENGTH))
-        for used in (*streams, answer, say, adopted, adopt):
+        for used in (*streams, answer, reply, adopted, adopt):
             os.close(used)
 
 
