@@ -4,8 +4,8 @@ Python's and torch's imports take seconds, and no process of an ended run may be
 imported may: the spare has no thread that a fork would lose and has not touched a device.
 
 Each rank is forked twice, the process between ends, and the orphan is the launcher's. That one waits for
-its end, and the kernel ends it with the launcher, as any rank. The spare ends when the launcher's end of the socket
-closes. Linux only; elsewhere, and before the spare is ready, ranks start as at first.
+its end, and the kernel ends it with the launcher, as any rank. The spare ends when the launcher's end of the
+socket closes. Linux only; elsewhere, and before the spare is ready, ranks start as at first.
 """
 
 from __future__ import annotations
