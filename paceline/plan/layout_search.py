@@ -153,7 +153,8 @@ MANY_CARDS = 4096  # with more cards the search takes too long for a hint
 def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[str]:
     """Return up to two remedies as YAML with predicted memory.
 
-    One keeps the layout with smaller micro-batches or recomputation, one takes another strategy. ``ran_out``:
+    One keeps the layout with smaller micro-batches or recomputation, one takes another strategy; where only
+    offload helps, weights in bfloat16 alone are named, too. ``ran_out``:
     the plan's layout ran out of memory, so predictions are scaled up accordingly. Empty if nothing fits or
     can be predicted. Never the plan's own layout.
     """
@@ -171,17 +172,22 @@ def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[
         found = search(spec)
     except ConfigError:
         return []
-    # Fitting layouts: of the same strategy only if they need less; then the nearest of each kind.
+    # Fitting layouts that need less; then the nearest of each kind.
+    found = [c for c in found if c.bytes < own.bytes]
     fits = [c for c in found if c.safe and factor * (c.bytes + resident) <= c.limit and may_be(c, hardware)]
     fits = [c for c in fits if not (_layout(c.work) == _layout(own.work) and not _gentler(c.work, own.work))]
-    return [
-        _sentence(min(some, key=_changes(own)), factor, resident)
+    remedies = [
+        min(some, key=_changes(own))
         for some in (
             [c for c in fits if _layout(c.work) == _layout(own.work)],
             [c for c in fits if _layout(c.work) != _layout(own.work)],
         )
         if some
     ]
+    sentences = [_sentence(c, factor, resident) for c in remedies]
+    if spec.adapter is None and all(c.work.offload != "none" for c in remedies):
+        sentences += [text.removeprefix("or ") for text in in_bf16(spec, own)]
+    return sentences
 
 
 def _layout(work: StepSpec) -> tuple[int, int, int, int, int, str, float]:

@@ -52,8 +52,8 @@ def escalated(spec: SearchSpec, candidates: Sequence[Candidate]) -> tuple[Candid
 def advice(spec: SearchSpec, candidates: Sequence[Candidate], chosen: Candidate | None) -> list[str]:
     """Return advice in sentences: bottleneck, save interval, learning rate; or what would make it fit."""
     if chosen is None:
-        return _what_would_fit(spec, candidates)
-    lines = []
+        return [*_what_would_fit(spec, candidates), *_experts(spec)]
+    lines = _experts(spec)
     if spec.rows % spec.cluster.cards:
         near = " or ".join(map(str, near_rows(spec)))
         lines.append(
@@ -64,15 +64,24 @@ def advice(spec: SearchSpec, candidates: Sequence[Candidate], chosen: Candidate 
     return [*lines, _bottleneck(chosen), _checkpoint(chosen), *_learning_rate(chosen)]
 
 
+def _experts(spec: SearchSpec) -> list[str]:
+    if not spec.shape.experts:
+        return []
+    return [
+        "mixtures of experts are published with expert parallelism, each card some experts; Paceline has"
+        " none: every card gathers or holds all of them, and this is the best that it can do"
+    ]
+
+
 def _what_would_fit(spec: SearchSpec, candidates: Sequence[Candidate]) -> list[str]:
     nearest = min((c for c in candidates if not c.impossible), key=lambda c: c.bytes, default=None)
     if nearest is None:
         return ["nothing can run here: see the reasons in the table"]
     more = math.ceil(nearest.bytes / nearest.limit)
-    lines = [f"nothing fits; the nearest is {nearest.strategy} with {nearest.binding}"]
+    lines = [f"nothing fits with the margin; the nearest is {nearest.strategy} with {nearest.binding}"]
     lines.append(
         f"what would make it fit: at least {more} × as many devices if states are the limit, or a"
-        f" device with {nearest.bytes / MARGIN / GIB:.0f} GiB"
+        f" device with {nearest.bytes / MARGIN / GIB:.0f} GiB free (this one: {nearest.card / GIB:.0f})"
     )
     if nearest.peak.logits > 0.2 * nearest.peak.total:
         lines.append(

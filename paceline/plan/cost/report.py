@@ -83,7 +83,7 @@ def forecast(name: str, spec: SearchSpec, own: Candidate | None = None, reason: 
     None), ``ruled`` is what ``auto`` would choose with all sizes free.
     """
     candidates = search(spec)
-    chosen = fastest(candidates)
+    chosen = fastest([*candidates, *([own] if own is not None else [])])
     ruled, steps = (
         escalated(spec, candidates) if own is None else (own if reason else None, [reason] if reason else [])
     )
@@ -235,14 +235,11 @@ def _row(c: Candidate, mark: str) -> str:
         f"{mark} {name:<20} {short_mesh(c):<21} {micro:>8} {c.bytes / GIB:>6.1f} {states:>6.1f}"
         f" {moving:>5.1f}"
     )
-    if not c.safe:
-        return (
-            f"{head} {'tight' if c.fits else 'no'}:"
-            f" {textwrap.shorten(_why(c), WIDTH - len(head) - (8 if c.fits else 5), placeholder='…')}"
-        )
+    if not c.fits:
+        return f"{head} no: {textwrap.shorten(_why(c), WIDTH - len(head) - 5, placeholder='…')}"
     return (
         f"{head} {c.step:>7.2f} {c.work.step_tokens / c.step / c.work.world:>6.0f}"
-        f" {c.speed.mfu / c.time_factor:>4.0%}"
+        f" {c.speed.mfu / c.time_factor:>4.0%}{'' if c.safe else ' tight'}"
     )
 
 
@@ -264,7 +261,8 @@ def short_mesh(c: Candidate) -> str:
 def _chosen(f: Forecast) -> list[str]:
     c = f.chosen
     if c is None:
-        return ["Nothing fits."]
+        tight = any(row.fits for row in (*f.rows, *([f.own] if f.own is not None else [])))
+        return ["Nothing fits with the safety margin." if tight else "Nothing fits."]
     terms = c.peak.to_json()
     parts = ", ".join(f"{name} {terms[name] / GIB:.1f}" for name in TERMS if terms.get(name, 0) >= 0.05 * GIB)
     where = f" on stage {c.place} of {c.work.pp}" if c.work.pp > 1 else ""

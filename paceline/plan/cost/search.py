@@ -12,7 +12,7 @@ from paceline.plan import codes
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients
 from paceline.plan.cost.memory.model_states import OptimizerStates
-from paceline.plan.cost.memory.peak import Peak, worst_peak
+from paceline.plan.cost.memory.peak import Peak, frozen_bytes, worst_peak
 from paceline.plan.cost.step_time import Speed, speed_of
 from paceline.plan.features.freezing import TrainedPart
 from paceline.plan.hardware.device_catalogue import AcceleratorCluster
@@ -198,26 +198,25 @@ def layout_candidates(layout: StrategyLayout, spec: SearchSpec) -> Iterator[Cand
         layout.tp or layout.pp or layout.cp or (spec.adapter.base_bytes < 2 and not layout.packed)
     ):
         return  # adapters need unsharded matrices and rows; 4-bit bases need a layout that supports them
-    if not spec.states.allows(layout):
+    if not spec.states.allows(layout) or (
+        layout.offload != "none" and cards < strategy_spec(layout.strategy).min_processes
+    ):
         return
     for tp, pp, cp in product(
         _tp_sizes(spec.shape, node, layout.autotp) if layout.tp else (1,),
         _pp_sizes(spec.shape, cards) if layout.pp else (1,),
-        _cp_sizes(spec, node) if layout.cp else (1,),
+        _cp_sizes(spec) if layout.cp else (1,),
     ):
         if cards % (tp * pp * cp) or (layout.tp and tp == 1) or (layout.pp and pp == 1):
             continue
-        # The other cards are data-parallel; hybrid layouts shard within a node.
+        # The other cards are data-parallel. One card shards nothing, but may offload.
         dp = cards // (tp * pp * cp)
-        if spec.rows % dp or (layout.zero and dp * cp == 1) or (layout.hybrid and dp <= max(1, node // tp)):
+        if spec.rows % dp or (layout.zero and dp * cp == 1 and (layout.offload == "none" or pp > 1)):
             continue
-        shard = node // tp if layout.hybrid else 0
-        if shard and dp % shard:
-            continue
-        replicas = dp // shard if shard else 1
-        yield from _batches(
-            layout, spec, Mesh(pp=pp, dp_replicate=replicas, dp_shard=shard or dp, cp=cp, tp=tp)
-        )
+        for shard in _shard_sizes(dp, max(1, node // tp)) if layout.hybrid else (dp,):
+            yield from _batches(
+                layout, spec, Mesh(pp=pp, dp_replicate=dp // shard, dp_shard=shard, cp=cp, tp=tp)
+            )
 
 
 def _batches(layout: StrategyLayout, spec: SearchSpec, mesh: Mesh) -> Iterator[Candidate]:
@@ -348,10 +347,13 @@ def host_bytes(work: StepSpec) -> float:
     if work.offload == "none":
         return 0.0
     parameters = work.stage_parameters(work.stages[0]) * work.tp
+    frozen = frozen_bytes(work, parameters) if work.offload == "all" else 0.0
+    if work.adapter is not None:
+        parameters = float(work.adapter.trained)
     per = work.storage.optimizer * work.offloaded + (
         work.storage.weight + work.storage.gradient if work.offload == "all" else 0.0
     )
-    return parameters * per * min(work.machine.node, work.world) / work.sharers
+    return (parameters * per + frozen) * min(work.machine.node, work.world) / work.sharers
 
 
 def decoded(rollout: RolloutSpec | None, layout: StrategyLayout, tp: int) -> RolloutSpec | None:
@@ -384,11 +386,25 @@ def _tp_sizes(shape: ModelShape, node: int, autotp: bool) -> list[int]:
     ]
 
 
-def _cp_sizes(spec: SearchSpec, node: int) -> list[int]:
-    """Return cp sizes in a node that divide the heads (Ulysses), for packed rows and token-sum losses."""
+def _cp_sizes(spec: SearchSpec) -> list[int]:
+    """Return cp sizes in a node and of whole nodes that divide the heads (Ulysses), for packed rows and
+    token-sum losses.
+    """
     if not algorithm_spec(spec.algorithm).sums_tokens or not spec.shape.family.fused_norms:
         return []
-    return [c for c in divisors(node) if c > 1 and spec.shape.heads % c == 0]
+    heads, node = spec.shape.heads, spec.cluster.machine.node
+    return [
+        c
+        for c in divisors(heads)
+        if c > 1 and spec.cluster.cards % c == 0 and (node % c == 0 or c % node == 0)
+    ]
+
+
+def _shard_sizes(dp: int, inside: int) -> list[int]:
+    """Return sizes of groups that shard while their replicas do not: the ``inside`` ranks of a node, or of
+    several nodes, but not all.
+    """
+    return [] if dp % inside else [inside * n for n in divisors(dp // inside)[:-1] if inside * n > 1]
 
 
 def _pp_sizes(shape: ModelShape, cards: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.plan.cost.coefficients import SpeedCoefficients
+from paceline.plan.cost.memory.peak import frozen_bytes
 from paceline.plan.plan import ATTENTION, MATMUL
 from paceline.plan.workload.step_spec import ATTENTION_SHARE, Machine, StageSize, StepSpec
 
@@ -159,12 +160,13 @@ def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float
     if work.tp > 1 and work.pp > 1:
         spread = Group(work.tp, 1).nodes(work.machine) - 1
         with_group = max(with_group, c.tensor_pipeline * 1e-3 * work.tp * (1 + c.tensor_nodes * spread))
-    compute = stage.layers * max(alone, launch)
-    tensor = stage.layers * max(0.0, with_group - max(alone, launch))
+    lone = max(alone, launch)
+    compute = stage.layers * lone
+    tensor = stage.layers * max(0.0, with_group - lone)
     if stage.head:
         loss = c.loss_moves * tokens * shape.vocab / tp / work.machine.hbm
         compute += head / (peak * efficiency) + loss
-    return compute, tensor, stage.layers * _gather(work, c, alone)
+    return compute, tensor, stage.layers * _gather(work, c, max(lone, with_group))
 
 
 CASTS = (
@@ -268,7 +270,8 @@ def _reduce(work: StepSpec, c: SpeedCoefficients, parameters: float, compute: fl
     elif work.zero == 3 and work.dp * work.cp > work.sharers:
         replicas = Group(work.dp * work.cp // work.sharers, work.tp * work.sharers)
         replicated = 2 * pass_time(replicas, each * parameters / work.sharers, work.machine, c)
-        seconds += max(c.never_hidden * replicated, replicated - c.overlap * compute * (2 / 3))
+        left = (1 - c.overlap) * compute  # by the gathers
+        seconds += max(c.never_hidden * replicated, replicated - left)
     return seconds
 
 
@@ -276,7 +279,7 @@ def _send(work: StepSpec, c: SpeedCoefficients) -> float:
     """Return the seconds to send a micro-batch's activations and gradients between two stages."""
     if work.pp == 1:
         return 0.0
-    inside = work.world // work.pp < work.machine.node
+    inside = work.world // work.pp < work.machine.linked
     count = 2 * 2.0 * work.tokens * work.shape.hidden_size / (work.tp if work.sequence_parallel else 1)
     link = work.machine.inside * c.link_inside if inside else work.machine.outside * c.link_outside
     return c.send * 1e-3 + count / link * work.stages_a_rank
@@ -311,21 +314,28 @@ def _muon(work: StepSpec, c: SpeedCoefficients) -> float:
     return seconds + waits + pass_time(group, matrices.size * matrices.elements / work.pp, work.machine, c)
 
 
+#: Bytes a second that a node's memory moves, whatever its cards ask: two sockets of eight channels DDR4-3200,
+#: 204.8 GB/s each (AMD EPYC 7003, data sheet), of which a copy reaches half; and what Adam there reaches.
+HOST_COPIES, HOST_ADAM = 200e9, 100e9
+
+
 def offload_seconds(work: StepSpec) -> float:
     """Return the seconds of offloading: transfers over the host link, and Adam on the host.
 
-    Adam moves about 30 bytes per parameter at 100 GB/s per node.
+    Adam moves about 30 bytes per parameter. A node's cards share its memory.
     """
     if work.offload == "none":
         return 0.0
-    parameters = work.trained_part.share * work.largest_stage
+    cards = min(work.machine.node, work.world)
+    link = min(work.machine.host, HOST_COPIES / cards)
+    parameters, again = work.trained_part.share * work.largest_stage, 2.0 * work.largest_stage
     if work.adapter:
-        parameters = float(work.adapter.trained)
-    share = parameters / (work.sharers if work.zero else 1)
-    moved = share * work.offloaded * 4.0 / work.machine.host
+        parameters, again = float(work.adapter.trained), frozen_bytes(work, work.largest_stage)
+    sharers = work.sharers if work.zero else 1
+    moved = parameters * work.offloaded * 4.0
     if work.offload == "all":
-        moved += 2 * work.accumulation * share * 2.0 / work.machine.host
-    return moved + 30.0 * share * work.offloaded * min(work.machine.node, work.world) / 100e9
+        moved += 2 * work.accumulation * again
+    return moved / sharers / link + 30.0 * parameters / sharers * work.offloaded * cards / HOST_ADAM
 
 
 def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
@@ -350,14 +360,15 @@ def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
 
 @dataclass(frozen=True)
 class Group:
-    """A process group: ``size`` ranks, ``stride`` apart, on nodes of ``Machine.node`` devices."""
+    """A process group: ``size`` ranks, ``stride`` apart; its nodes are the ``Machine.linked`` cards."""
 
     size: int
     stride: int
 
     def members_in_node(self, machine: Machine) -> int:
         """Number of the group's ranks in one node."""
-        return max(1, min(self.size, machine.node // self.stride if self.stride < machine.node else 1))
+        linked = machine.linked
+        return max(1, min(self.size, linked // self.stride if self.stride < linked else 1))
 
     def nodes(self, machine: Machine) -> int:
         """Number of nodes that the group spans."""

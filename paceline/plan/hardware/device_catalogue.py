@@ -43,7 +43,8 @@ class Card:
     """A row of the catalogue; None: not measured or published, and estimated.
 
     ``usable_gib``: the memory that torch reports; ``reached_tflops``: of the fastest measured matmul.
-    ``nvlink_gbps`` links cards of a node, ``fabric_gbps`` links nodes (GB/s, one way, per card).
+    ``nvlink_gbps`` links cards of a node, or the ``nvlink_domain`` cards of several; ``fabric_gbps`` links
+    nodes (GB/s, one way, per card).
     """
 
     name: str
@@ -57,6 +58,7 @@ class Card:
     fabric_gbps: float
     pcie_gbps: float
     cards_per_node: int
+    nvlink_domain: int | None
     capability: float | None
     aliases: tuple[str, ...]
     unverified: tuple[str, ...]
@@ -75,6 +77,7 @@ class Card:
             inside=(self.nvlink_gbps or self.pcie_gbps / 2) * 1e9,
             outside=self.fabric_gbps * 1e9,
             host=self.pcie_gbps * 1e9,
+            domain=self.nvlink_domain or 0,
             attention=ATTENTION_SHARE if 8 <= (self.capability or 9) < 9 else ATTENTION_SHARE_LATER,
         )
 
@@ -215,6 +218,7 @@ def _slowest(parts: list[AcceleratorCluster]) -> AcceleratorCluster:
         inside=min(m.inside for m in machines),
         outside=min(m.outside for m in machines),
         reached=min(m.reached for m in machines),
+        attention=min(m.attention for m in machines),
         host=min(m.host for m in machines),
         host_memory=min(host),  # 0: unknown
     )

@@ -67,17 +67,16 @@ class FsdpSpec(StrategySpec):
         return mesh.dp_shard > 1
 
     def layouts(self) -> tuple[StrategyLayout, ...]:
-        def way(
-            name: str, tp: bool = False, cp: bool = False, hybrid: bool = False, packed: bool = False
-        ) -> StrategyLayout:
+        def way(name: str, axis: str = "", packed: bool = False, offload: str = "none") -> StrategyLayout:
             return StrategyLayout(
                 name,
                 self.name,
                 3,
                 SHARDED,
-                tp=tp,
-                cp=cp,
-                hybrid=hybrid,
+                tp=axis == "tp",
+                cp=axis == "cp",
+                hybrid=axis == "dp_replicate",
+                offload=offload,
                 packed=packed,
                 start=FIRST,
                 gathering=_gathering(FsdpOptions()),
@@ -85,9 +84,10 @@ class FsdpSpec(StrategySpec):
 
         return (
             way("fsdp", packed=True),
-            way("fsdp hybrid", hybrid=True),
-            way("fsdp + cp", cp=True),
-            way("fsdp + tp", tp=True),
+            way("fsdp hybrid", "dp_replicate"),
+            way("fsdp + cp", "cp"),
+            way("fsdp + tp", "tp"),
+            way("fsdp + cpu", packed=True, offload="all"),
         )
 
     def layout(self, mesh: Mesh, engine: EngineOptions) -> StrategyLayout | None:
@@ -105,6 +105,7 @@ class FsdpSpec(StrategySpec):
     def settings(self, work: StepSpec, mesh: Mesh) -> JsonObject:
         keys = super().settings(work, mesh)
         sharding = "hybrid_shard" if work.sharers < work.dp else "full_shard"
+        sharding += " offload" if work.offload == "all" else ""
         return {"distributed_strategy": keys.pop("distributed_strategy"), "fsdp": sharding, **keys}
 
     def collectives(self, plan: Plan) -> dict[str, tuple[int, int]]:

@@ -111,6 +111,12 @@ class Machine:
     host_memory: float = 0.0  # bytes per node; 0: unknown
     context: bool = True  # whether a CUDA context and communicators use part of ``memory``
     attention: float = ATTENTION_SHARE  # share of ``flops`` that FlashAttention 2 reaches
+    domain: int = 0  # accelerators that ``inside`` links, where these are more than a node's; 0: a node's
+
+    @property
+    def linked(self) -> int:
+        """Number of accelerators that ``inside`` links."""
+        return max(self.node, self.domain)
 
 
 class StageSize(NamedTuple):

@@ -18,10 +18,10 @@ from paceline.plan.strategies.spec import Job, strategy_spec
 from paceline.rules.planning import make_plan
 
 
-def config_of(**training: Any) -> Config:
+def config_of(model: str = "llama-3-8b", **training: Any) -> Config:
     return Config.model_validate(
         {
-            "model": {"config": dict(known_models()["llama-3-8b"].config), "tokenizer": "none"},
+            "model": {"config": dict(known_models()[model].config), "tokenizer": "none"},
             "data": {"train": "none.jsonl", "max_length": 4096},
             "training": {"distributed_strategy": "fastest", "gradient_accumulation_steps": 8, **training},
         }
@@ -84,7 +84,7 @@ def test_a_layout_that_is_named_beside_it_is_refused() -> None:
 
 def test_where_nothing_fits_every_strategy_says_why() -> None:
     with pytest.raises(ConfigError) as caught:
-        plan_of(config_of(), "T4")
+        plan_of(config_of("llama-3-70b"), "RTX-2080Ti-11GB")
     found = caught.value.diagnostics[0]
     assert found.code == "plan.fastest_nothing" and "GiB of" in found.found
 

@@ -182,12 +182,12 @@ def _states(work: StepSpec, parameters: float) -> tuple[float, float, float]:
     share = work.sharers
     s, adapter = work.storage, work.adapter
     if adapter is not None:
-        part = parameters * work.tp / work.shape.num_parameters / work.tp
-        trained = adapter.trained * part
-        quantised = work.shape.layers * work.layer_parameters * part
-        frozen = quantised * adapter.base_bytes + adapter.end_bytes * (parameters - quantised)
-        weights = frozen / (share if work.zero == 3 else 1) + trained * s.weight
-        return weights, trained * s.gradient, trained * s.optimizer / (share if work.zero else 1)
+        trained = adapter.trained * parameters / work.shape.num_parameters
+        weights = frozen_bytes(work, parameters) / (share if work.zero == 3 else 1) + trained * s.weight
+        gradients, optimizer = trained * s.gradient, trained * s.optimizer / (share if work.zero else 1)
+        if work.offload == "all":
+            weights = gradients = 0.0
+        return weights, gradients, optimizer * (1 - work.offloaded if work.offload != "none" else 1)
     weights = parameters * s.weight / (share if work.zero == 3 else 1)
     parameters *= work.trained_part.share
     gradients = parameters * s.gradient / (share if work.zero >= 2 else 1)
@@ -197,6 +197,15 @@ def _states(work: StepSpec, parameters: float) -> tuple[float, float, float]:
     if work.offload == "all":
         weights = gradients = 0.0
     return weights, gradients, optimizer
+
+
+def frozen_bytes(work: StepSpec, parameters: float) -> float:
+    """Return the unsharded bytes of ``parameters`` frozen weights under an adapter; 0 without one."""
+    adapter = work.adapter
+    if adapter is None:
+        return 0.0
+    quantised = work.shape.layers * work.layer_parameters * parameters / work.shape.num_parameters
+    return quantised * adapter.base_bytes + adapter.end_bytes * (parameters - quantised)
 
 
 def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
