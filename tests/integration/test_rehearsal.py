@@ -15,18 +15,11 @@ Tiny = Callable[..., dict[str, Any]]
 Paceline = Callable[..., Run]
 
 FAULTS = """
-import subprocess, time
+import time
 import torch
+from paceline.extend import SFT
 
 kept = []
-
-
-class Slower:
-    steps = 0
-
-    def on_step_end(self, event):
-        self.steps += 1
-        time.sleep(0.3 * self.steps)
 
 
 class Grows:
@@ -40,20 +33,56 @@ class Breaks:
             raise ValueError("broken on purpose")
 
 
-class Stands:
-    def on_step_end(self, event):
-        if event.step == 2:
-            time.sleep(10_000)
+class Planted(SFT):
+    steps, pause = 0, 0
+
+    def losses(self, role, outputs, batch):
+        if torch.is_grad_enabled():
+            self.steps += 1
+            time.sleep(self.pause)
+        return {name: self.changed(loss) for name, loss in super().losses(role, outputs, batch).items()}
+
+    def changed(self, loss):
+        return loss
 
 
-class SlowToSave:
-    def on_save(self, event):
-        if event.step > 4:
-            time.sleep(33)
+class Slower(Planted):
+    pause = property(lambda self: 0.3 * self.steps)
+
+
+class Stands(Planted):
+    pause = property(lambda self: 10_000 if self.steps == 4 else 0)
+
+
+class Counts(Planted):
+    def changed(self, loss):
+        return loss * (1 + 0.01 * self.steps)
+
+
+class Overflows(Planted):
+    def changed(self, loss):
+        return loss * float("inf") if self.steps == 4 else loss
+
+
+class FailsToEvaluate(Planted):
+    def changed(self, loss):
+        if not torch.is_grad_enabled():
+            raise RuntimeError("broken on purpose")
+        return loss
 
 
 def broken(*arguments, **options):
     raise RuntimeError("broken on purpose")
+"""
+SPECS = """
+from paceline.extend import AlgorithmSpec
+
+
+def __getattr__(name):
+    if name.startswith("_"):
+        raise AttributeError(name)
+    how = {"rows": "documents", "outputs": ("nll", "correct"), "evaluated": ("eval_loss",)}
+    return AlgorithmSpec(**how, options={}, implementation=f"planted:{name}")
 """
 
 
@@ -63,6 +92,7 @@ def rehearse(
     config = tiny(**{"max_steps": 2_000, "num_train_epochs": 1_000, "eval_strategy": "epoch", **training})
     config["data"]["validation_split"] = 0.2
     (folder / "planted.py").write_text(FAULTS)
+    (folder / "planted_specs.py").write_text(SPECS)
     yaml = write_yaml(folder / "run.yaml", config)
     environment = {"PYTHONPATH": str(folder)}
     done = paceline("rehearse", str(yaml), "--nproc", "2", "--json", *words, env=environment, deadline=600)
@@ -96,15 +126,17 @@ def test_a_sound_run_lives_through_all_stages_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("stage", "verdict", "code", "training"),
     [
-        ("steps", "failed", "rehearse.step_grows", {"callbacks": ["planted:Slower"]}),
+        ("steps", "failed", "rehearse.step_grows", {"algorithm": "planted_specs:Slower"}),
+        ("steps", "failed", "rehearse.stage", {"algorithm": "planted_specs:Stands"}),
+        ("steps", "failed", "rehearse.loss", {"algorithm": "planted_specs:Overflows"}),
+        ("resume", "failed", "rehearse.parted", {"algorithm": "planted_specs:Counts"}),
+        ("evaluation", "failed", "rehearse.stage", {"algorithm": "planted_specs:FailsToEvaluate"}),
         ("memory", "failed", "rehearse.memory_grows", {"callbacks": ["planted:Grows"]}),
         ("warnings", "warning", "rehearse.warnings", {"callbacks": ["planted:Breaks"]}),
-        ("steps", "failed", "rehearse.stage", {"callbacks": ["planted:Stands"]}),
-        ("stop", "warning", "rehearse.stop_slow", {"callbacks": ["planted:SlowToSave"]}),
         (
-            "evaluation",
-            "failed",
-            "rehearse.stage",
+            "warnings",
+            "warning",
+            "rehearse.warnings",
             {"eval_generate": True, "eval_metrics": ["planted:broken"]},
         ),
         ("export", "failed", "rehearse.export", {"exporters": ["planted:broken"]}),
