@@ -201,10 +201,10 @@ def test_two_ranks_know_who_they_are(job: Callable[..., Job], launcher: str) -> 
 @pytest.mark.parametrize(
     ("launcher", "codes", "expected"),
     [
-        ("spawn", ("2", "2"), 2),
+        pytest.param("spawn", ("2", "2"), 2, marks=pytest.mark.full),
         ("spawn", ("75", "75"), 75),
         ("spawn", ("0", "70"), 70),
-        ("torchrun", ("0", "2"), 2),
+        pytest.param("torchrun", ("0", "2"), 2, marks=pytest.mark.full),
     ],
 )
 def test_the_workers_exit_code_comes_back(
@@ -221,7 +221,11 @@ def test_the_cause_wins_over_the_ranks_that_it_took_along(job: Callable[..., Job
 
 @pytest.mark.parametrize(
     ("launcher", "number"),
-    [("spawn", signal.SIGTERM), ("spawn", signal.SIGINT), ("torchrun", signal.SIGTERM)],
+    [
+        ("spawn", signal.SIGTERM),
+        pytest.param("spawn", signal.SIGINT, marks=pytest.mark.full),
+        ("torchrun", signal.SIGTERM),
+    ],
 )
 def test_a_stop_request_reaches_every_worker_once_and_they_may_save(
     job: Callable[..., Job], launcher: str, number: int
@@ -262,8 +266,11 @@ def test_a_killed_worker_is_named_and_takes_the_others_along(job: Callable[..., 
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGKILL, signal.SIGTERM]
-    + [pytest.param(other, marks=pytest.mark.full) for other in (signal.SIGSEGV, signal.SIGABRT)],
+    [signal.SIGKILL]
+    + [
+        pytest.param(other, marks=pytest.mark.full)
+        for other in (signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
+    ],
 )
 def test_the_others_hear_which_rank_was_killed_and_the_run_answers_its_signal(
     job: Callable[..., Job], number: int
@@ -276,7 +283,7 @@ def test_the_others_hear_which_rank_was_killed_and_the_run_answers_its_signal(
     assert err.count("launch.worker_killed") == 1 and none_left(one.pids())
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_a_hang_up_asks_for_a_stop_too(job: Callable[..., Job], number: int) -> None:
     one = job("spawn", 2, "wait")
     one.wait_for("up-0", "up-1")

@@ -179,9 +179,7 @@ FAULTS = {
 @pytest.mark.parametrize(
     ("harm", "begins"),
     [
-        pytest.param(
-            harm, begins, marks=() if harm in (stale_layer, no_reset) and begins > 1 else pytest.mark.full
-        )
+        pytest.param(harm, begins, marks=() if harm is stale_layer and begins > 1 else pytest.mark.full)
         for harm in FAULTS
         for begins in (1, 4)
     ],

@@ -275,7 +275,7 @@ def trial(tmp_path: Path, harm: Harm = sound, begins: int = 4) -> tuple[Trial, F
     return Trial(root, tmp_path / "weights"), Faulty(str(tmp_path / "base"), harm, begins)
 
 
-@pytest.mark.parametrize("begins", [1, 4])
+@pytest.mark.parametrize("begins", [pytest.param(1, marks=pytest.mark.full), 4])
 @pytest.mark.parametrize(
     ("harm", "said"),
     [pytest.param(h, s, marks=() if h is not_merged else pytest.mark.full) for h, s in OF_WEIGHTS],
@@ -327,7 +327,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "No space left" in mine.text and "weights for the generation server" in mine.text, mine
 
 
-@pytest.mark.parametrize("syncs", [10, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("syncs", [4, pytest.param(100, marks=pytest.mark.full)])
 def test_clean_syncs_alarm_nobody(tmp_path: Path, syncs: int) -> None:
     mine, served = trial(tmp_path)
 

@@ -143,7 +143,13 @@ def with_adapter(tmp_path: Path) -> RoleModule:
 
 @pytest.mark.parametrize(
     ("lora", "way"),
-    [(True, "adapter"), (True, "transfer"), (True, "folder"), (False, "transfer"), (False, "folder")],
+    [
+        (True, "adapter"),
+        (True, "transfer"),
+        pytest.param(True, "folder", marks=pytest.mark.full),
+        pytest.param(False, "transfer", marks=pytest.mark.full),
+        (False, "folder"),
+    ],
 )
 def test_a_server_answers_as_the_own_engine_whatever_way_the_weights_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: bool, way: str

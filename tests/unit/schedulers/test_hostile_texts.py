@@ -181,7 +181,7 @@ def script_of(system: str, rendering: Rendering) -> tuple[str, dict[str, str]]:
     return task["run"], task["envs"]
 
 
-@pytest.mark.parametrize("system", ["skypilot", "dstack"])
+@pytest.mark.parametrize("system", ["skypilot", pytest.param("dstack", marks=pytest.mark.full)])
 def test_a_node_runs_the_command_and_nothing_of_a_text(system: str, tmp_path: Path) -> None:
     """The real script in a real bash, with a program in place of ours that writes down how it is called."""
     folder = tmp_path / "home"

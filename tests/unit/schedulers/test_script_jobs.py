@@ -115,11 +115,11 @@ def test_ssh_gives_the_nodes_one_secret_that_no_command_line_holds(tmp_path: Pat
 @pytest.mark.parametrize(
     ("codes", "expected", "starts"),
     [
-        ({"0": [0], "1": [0]}, 0, 1),
+        pytest.param({"0": [0], "1": [0]}, 0, 1, marks=pytest.mark.full),
         ({"0": [76, 0], "1": [137, 0]}, 0, 2),  # counted, and started again
         ({"0": [76], "1": [2]}, 2, 1),  # the node that failed by itself decides
-        ({"0": [75], "1": [75]}, 75, 1),  # a person has stopped it
-        ({"0": [1, 1], "1": [76, 76]}, 1, 2),  # no restart is left
+        pytest.param({"0": [75], "1": [75]}, 75, 1, marks=pytest.mark.full),  # a person has stopped it
+        pytest.param({"0": [1, 1], "1": [76, 76]}, 1, 2, marks=pytest.mark.full),  # no restart is left
     ],
 )
 def test_ssh_answers_with_the_code_of_the_node_that_failed(

@@ -95,7 +95,9 @@ def test_fsdp_in_a_world_of_512_holds_sends_and_keeps_what_the_closed_form_says(
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize("hardware", ["16xH100", pytest.param("512xH100", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "hardware", [pytest.param(hardware, marks=pytest.mark.full) for hardware in ("16xH100", "512xH100")]
+)
 def test_muons_gathers_of_cut_matrices_are_counted(hardware: str) -> None:
     """One all-gather of every matrix of a layer and step, beside those of the weights: in bf16, as the
     iterations are.
@@ -201,7 +203,7 @@ def test_weights_that_stay_gathered_are_in_the_peak() -> None:
     ("strategy", "family"),
     [
         pytest.param("single", "llama", marks=pytest.mark.full),
-        ("ddp", "qwen2"),
+        pytest.param("ddp", "qwen2", marks=pytest.mark.full),
         pytest.param("zero2", "llama", marks=pytest.mark.full),
         ("zero3", "mistral"),
     ],
@@ -271,7 +273,10 @@ def test_a_family_s_layers_and_head_keep_what_the_plan_says(kind: str) -> None:
     assert kind == "modernbert-decoder" or rows["head, for its backward"].apart == pytest.approx(0, abs=0.05)
 
 
-@pytest.mark.parametrize("dropout", ["attn_pdrop", pytest.param("attention_probs_dropout_prob", marks=FULL)])
+@pytest.mark.parametrize(
+    "dropout",
+    [pytest.param("attn_pdrop", marks=FULL), pytest.param("attention_probs_dropout_prob", marks=FULL)],
+)
 def test_dropped_scores_are_kept_whole_where_no_kernel_drops_them(dropout: str) -> None:
     """On a CPU. GPT-2 and BERT, which drop by default, were planned with half of what they keep."""
     layers, encoder = 2, dropout != "attn_pdrop"
