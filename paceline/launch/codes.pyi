@@ -254,6 +254,73 @@ class _LAUNCH_RESTART(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _LAUNCH_FEWER_NODES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        count: object,
+        most: object,
+        hint: str = "",
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_NODE_LEFT_OUT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        node: object,
+        failures: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_TOO_FEW_NODES(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        least: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_FIRST_NODE_GONE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_NODES_PORT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
+class _LAUNCH_NODES_RANGE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        most: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _LAUNCH_SAME_ERROR(CodeName):
     def __call__(
         self,
@@ -455,6 +522,12 @@ LAUNCH_STOPPED_EARLY: _LAUNCH_STOPPED_EARLY
 LAUNCH_OUTPUT_LOST: _LAUNCH_OUTPUT_LOST
 LAUNCH_RANK_GONE: _LAUNCH_RANK_GONE
 LAUNCH_RESTART: _LAUNCH_RESTART
+LAUNCH_FEWER_NODES: _LAUNCH_FEWER_NODES
+LAUNCH_NODE_LEFT_OUT: _LAUNCH_NODE_LEFT_OUT
+LAUNCH_TOO_FEW_NODES: _LAUNCH_TOO_FEW_NODES
+LAUNCH_FIRST_NODE_GONE: _LAUNCH_FIRST_NODE_GONE
+LAUNCH_NODES_PORT: _LAUNCH_NODES_PORT
+LAUNCH_NODES_RANGE: _LAUNCH_NODES_RANGE
 LAUNCH_SAME_ERROR: _LAUNCH_SAME_ERROR
 LAUNCH_RESTARTS_USED: _LAUNCH_RESTARTS_USED
 LAUNCH_EXITS_LOST: Code

@@ -9,7 +9,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
 from paceline.launch import codes
 from paceline.launch.claim_run_dir import WAIT_SECONDS, check_run_dir, claim
+from paceline.launch.elastic_start import ElasticStart
 from paceline.launch.environment.device_variables import QUIET_TORCH, device_settings
 from paceline.launch.environment.torchrun_variables import nodes_of_torchrun
 from paceline.launch.launch_record import StopRequests
@@ -41,10 +42,12 @@ from paceline.launch.process_spec import (
 from paceline.launch.run_secret import secret_environment
 from paceline.launch.supervision.exit_record import LaunchRecord
 from paceline.launch.supervision.generation_servers import server_specs, serving, start_of
+from paceline.launch.supervision.membership import Lineup
 from paceline.launch.supervision.restarts import Restarts, RunEnd, wait
 from paceline.launch.supervision.spare import Spares
 from paceline.launch.supervision.supervisor import report_to_stderr, run
 from paceline.plan.hardware.probe import cpu_count
+from paceline.plan.mesh import resplit
 from paceline.rules import at_start
 from paceline.runlog.console_lines import is_verbose
 from paceline.runlog.redact import Redactor
@@ -60,7 +63,8 @@ _NOTICE_SECONDS = 90.0  # torch is imported, then rendezvous.HOST_SECONDS
 @dataclass(frozen=True)
 class CheckedRun:
     """``warnings``: findings of the checks that do not stop it. ``config_file``: None if a program gave the
-    config; ``settings``: additional environment variables of the ranks.
+    config; ``settings``: additional environment variables of the ranks; ``fewer``: what a start with fewer
+    nodes overrides, by their number.
     """
 
     loaded: Loaded
@@ -73,6 +77,7 @@ class CheckedRun:
     settings: Mapping[str, str]
     config_file: Path | None
     overrides: Sequence[str] = ()
+    fewer: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     @property
     def run_dir(self) -> RunDir:
@@ -134,13 +139,13 @@ class CheckedRun:
 
         variables = {**os.environ, **(environ or {})}
         start, stopped = start_of(self.loaded.config), StopRequests(self.run_dir)
-        limit = self.loaded.config.launch.max_restarts or 0
-        spares = Spares(limit > 0, self._settings_of_ranks(variables))
+        launched = self.loaded.config.launch
+        spares = Spares(bool(launched.max_restarts or launched.nodes), self._settings_of_ranks(variables))
 
         def stops() -> bool:
             return requests_stop() or stopped()
 
-        def attempt(ready: CheckedRun) -> int:
+        def attempt(ready: CheckedRun, stops: Callable[[], bool] = stops) -> int:
             read_plan = ready.plan.num_nodes == 1
             arguments = ["--plan", str(ready.run_dir.plan_json)] if read_plan else ready._yaml_arguments()
             return launch(
@@ -162,23 +167,65 @@ class CheckedRun:
             closing(spares),
             serving(self.servers(), start, self.run_dir, variables, report),
         ):
-            code = attempt(self)
-            record_of_node = LaunchRecord(self.run_dir, self.cluster.node_rank, Redactor.of(variables))
-            restarts = Restarts(limit)
-            while (note := restarts.after(end := self._end(code))) is not None:
-                report(note.render())
-                record_of_node.note(self._first_rank, note)
-                if note.severity is Severity.ERROR:
-                    break
-                if not wait(restarts.pause, stops):
-                    break  # stopped, but as what it is: failed
-                again = self._resumed(AUTO_RESUME if end.saved else self._resume or AUTO_RESUME)
-                for finding in again.claim(spares):
-                    report(finding.render())
-                code = attempt(again)
+            if self.loaded.config.launch.nodes is None:
+                code = self._start_until_done(attempt, stops, report, spares)
+            else:
+                code = self._start_with_nodes(attempt, stops, report)
         if code == 0 and self.leads:
             record(self.plan)
         return code
+
+    def _start_until_done(
+        self,
+        attempt: Callable[[CheckedRun], int],
+        stops: Callable[[], bool],
+        report: Callable[[str], None],
+        spares: Spares,
+    ) -> int:
+        """Start, and start again after what can heal (``launch.max_restarts``); return the exit code."""
+        code = attempt(self)
+        restarts = Restarts(self.loaded.config.launch.max_restarts or 0)
+        while (note := restarts.after(end := self._end(code))) is not None:
+            report(note.render())
+            self._note(note)
+            if note.severity is Severity.ERROR:
+                break
+            if not wait(restarts.pause, stops):
+                break  # stopped, but as what it is: failed
+            again = self._resumed(AUTO_RESUME if end.saved else self._resume or AUTO_RESUME)
+            for finding in again.claim(spares):
+                report(finding.render())
+            code = attempt(again)
+        return code
+
+    def _start_with_nodes(
+        self,
+        attempt: Callable[[CheckedRun, Callable[[], bool]], int],
+        stops: Callable[[], bool],
+        report: Callable[[str], None],
+    ) -> int:
+        """Start with the nodes that are there, as often as it is due (``launch.nodes``)."""
+
+        def once(lineup: Lineup, stops: Callable[[], bool]) -> RunEnd:
+            ready = self._with_nodes(lineup)
+            return ready._end(attempt(ready, stops))
+
+        return ElasticStart(self.loaded.config.launch, once, stops, report, self._note).run()
+
+    def _with_nodes(self, lineup: Lineup) -> CheckedRun:
+        """Return the same run as a start of these nodes."""
+        count, run = len(lineup.nodes), self._resumed(AUTO_RESUME) if lineup.resumes else self
+        place = lineup.nodes.index(self.cluster.node_rank)
+        return replace(
+            run,
+            cluster=replace(self.cluster, num_nodes=count, node_rank=place),
+            options=replace(run.options, nnodes=count),
+            overrides=(*run.overrides, *self.fewer.get(count, ())),
+        )
+
+    def _note(self, finding: Diagnostic) -> None:
+        record = LaunchRecord(self.run_dir, self.cluster.node_rank, Redactor.of(os.environ))
+        record.note(self._first_rank, finding)
 
     @property
     def _resume(self) -> str | None:
@@ -194,6 +241,7 @@ class CheckedRun:
             loaded=replace(self.loaded, config=config),
             options=replace(self.options, resume=resume),
             plan=replace(self.plan, config=config),
+            overrides=(*self.overrides, "training.overwrite_output_dir=false"),
         )
 
     def _settings_of_ranks(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -263,7 +311,27 @@ def check_run(
             settings,
             config_file,
             overrides,
+            {} if not starts else _with_fewer_nodes(loaded, plan, launcher),
         )
+
+
+def _with_fewer_nodes(loaded: Loaded, plan: Plan, launcher: str) -> dict[int, Sequence[str]]:
+    """Return what keeps the rows of a step with fewer nodes. Raises ConfigError if they do not divide."""
+    launch, fewer = loaded.config.launch, dict[int, Sequence[str]]()
+    least, most = launch.range_of_nodes
+    if launch.nodes is not None and launch.nnodes != most:
+        raise ConfigError(codes.LAUNCH_NODES_RANGE("launch.nodes", f"nnodes: {launch.nnodes}", most=most))
+    for count in range(least, most):
+        section = launch.model_copy(update={"nnodes": count, "node_rank": 0})
+        config = loaded.config.model_copy(update={"launch": section})
+        smaller, _ = planned(replace(loaded, config=config), launcher=launcher, imports=False)
+        with located(loaded):
+            split = resplit(plan.batch.global_batch, smaller.batch.data_parallel_size, plan.batch.micro_batch)
+        fewer[count] = (
+            f"training.per_device_train_batch_size={split.micro_batch}",
+            f"training.gradient_accumulation_steps={split.accumulation}",
+        )
+    return fewer
 
 
 def outside_arguments(config_file: Path, overrides: Sequence[str], options: LaunchOptions) -> list[str]:

@@ -54,6 +54,21 @@ def to_time_limit(value: Json) -> str:
 OptTimeLimit = Annotated[str | None, BeforeValidator(optional(to_time_limit))]
 
 
+_RANGE = re.compile(r"(\d{1,6}):(\d{1,6})")
+
+
+def to_nodes(value: Json) -> str:
+    """Accept ``3:4``, the fewest and the most. Raises PydanticCustomError otherwise."""
+    text = to_text(value).strip()
+    match = _RANGE.fullmatch(text)
+    if match is None or not 0 < int(match[1]) <= int(match[2]):
+        raise misfit("must be the fewest and the most nodes, as 3:4")
+    return text
+
+
+OptNodes = Annotated[str | None, BeforeValidator(optional(to_nodes))]
+
+
 class LaunchSection(Section):
     """Numbers of processes and nodes, and what a site wants. Command-line options take precedence."""
 
@@ -63,6 +78,14 @@ class LaunchSection(Section):
         description="Processes on this node; when empty one per accelerator, or 1 on a CPU.",
     )
     nnodes: Int = Field(default=1, ge=1, description="Number of nodes.")
+    nodes: OptNodes = Field(
+        default=None,
+        description="Fewest and most nodes of a run, `3:4`: it goes on without a node that is gone or fails"
+        " twice, from the newest checkpoint, and with it once it is back. The most are `nnodes`.",
+    )
+    rejoin_timeout: Int = Field(
+        default=60, ge=1, description="Seconds that `launch.nodes` waits for a node that is gone."
+    )
     node_rank: Int = Field(default=0, ge=0, description="Rank of this node.")
     master_addr: Text = Field(default="127.0.0.1", description="Address of node 0.")
     master_port: OptInt = Field(
@@ -134,3 +157,9 @@ class LaunchSection(Section):
     hostfile: OptPath = Field(
         default=None, description="ssh and MPI: file of hosts in DeepSpeed's format, `NAME slots=PROCESSES`."
     )
+
+    @property
+    def range_of_nodes(self) -> tuple[int, int]:
+        """The fewest and the most nodes of a start."""
+        least, _, most = (self.nodes or f"{self.nnodes}:{self.nnodes}").partition(":")
+        return int(least), int(most)

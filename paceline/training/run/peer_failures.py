@@ -98,7 +98,9 @@ class FailureReporter:
                 partial(memory_used, run.plan, world),
             )
         )
-        if not echo:
+        if echo:
+            run.line.ended(code)
+        else:
             run.line.failed(code, finding)
         alarm.raise_error(finding, code)
         if isinstance(error, PacelineError):

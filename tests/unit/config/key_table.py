@@ -69,6 +69,7 @@ IMAGES = {
 }
 SERVERS = "tests/unit/generation/test_rollout_servers.py"
 WAYS = "tests/unit/generation/test_weight_ways.py"
+NODES = "tests/integration/test_elastic_nodes.py"
 STARTED = "tests/unit/launch/test_generation_servers.py"
 KUBERNETES = p.on("kubernetes")
 SERVED_MODEL = {**GRPO, "model.config": None, "model.name_or_path": "org/model"}
@@ -512,6 +513,8 @@ TABLE: dict[str, Key | Read] = {
     **under("generation", p.chat, {}, max_new_tokens=3, temperature=0.5, top_p=0.5, top_k=3),
     **under("launch", p.launch, {}, nproc=3, node_rank=1, master_addr="10.0.0.1", master_port=29511),
     "launch.nnodes": Key(p.launch, 2),
+    "launch.nodes": Read("launch/start_run.py", "start", NODES),
+    "launch.rejoin_timeout": Read("launch/elastic_start.py", "run", NODES),
     **under("launch", p.slurm, {}, gpus_per_node=4, cpus_per_node=32, memory="256G", time_limit="90m"),
     **under("launch", p.slurm, {}, save_seconds=300, max_restarts=9, env={"A": "b"}, secrets={"A": "/f"}),
     **under("launch", p.slurm, {}, modules=["cuda/13"], interface="ib0", partition="gpu", account="lab"),

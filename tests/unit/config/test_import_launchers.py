@@ -221,6 +221,7 @@ def test_a_run_is_what_it_is_behind_accelerate(
             (4, 2, 1, "h", 5),
         ),
         ("torchrun --nnodes=2:2 --rdzv-endpoint=h:5 --nproc-per-node=4", (4, 2, None, "h", 5)),
+        ("torchrun --nnodes=3:4 --rdzv-endpoint=h:5 --nproc-per-node=4", (4, 4, None, "h", 5)),
         ("torchrun", (1, None, None, None, None)),
         ("deepspeed --include localhost:4,5", (2, None, None, None, None)),
         ("deepspeed -i a:0,1,2@b:0,1,2 --master_port=5", (3, 2, None, None, 5)),

@@ -135,14 +135,9 @@ def _plain(option: Option, imported: Imported) -> None:
         _keep(imported, option, path, value)
     elif isinstance(number, int) and not isinstance(number, bool):
         _keep(imported, option, path, number)
-    elif option.name == "nnodes":
-        _decide(
-            imported,
-            option,
-            KeyVerdict.LOST,
-            (),
-            f"{value}: a number of nodes that changes while a run goes on is not supported",
-        )
+    elif option.name == "nnodes" and least.isdecimal() and most.isdecimal():
+        imported.settings["launch.nodes"] = Setting(value, option.key, option.line)
+        _keep(imported, option, path, int(most))
     else:
         _decide(imported, option, KeyVerdict.LOST, (), f"{value} is no whole number: set {path}")
 
