@@ -63,7 +63,7 @@ _NOTICE_SECONDS = 90.0  # torch is imported, then rendezvous.HOST_SECONDS
 @dataclass(frozen=True)
 class CheckedRun:
     """``warnings``: findings of the checks that do not stop it. ``config_file``: None if a program gave the
-    config; ``settings``: additional environment variables of the ranks; ``fewer``: what a start with fewer
+    config; ``settings``: additional environment variables of the ranks. ``fewer``: what a start with fewer
     nodes overrides, by their number.
     """
 

@@ -80,11 +80,11 @@ class LaunchSection(Section):
     nnodes: Int = Field(default=1, ge=1, description="Number of nodes.")
     nodes: OptNodes = Field(
         default=None,
-        description="Fewest and most nodes of a run, `3:4`: it goes on without a node that is gone or fails"
+        description="Fewest and most nodes of a run, `3:4`: it goes on without a node that was lost or fails"
         " twice, from the newest checkpoint, and with it once it is back. The most are `nnodes`.",
     )
     rejoin_timeout: Int = Field(
-        default=60, ge=1, description="Seconds that `launch.nodes` waits for a node that is gone."
+        default=60, ge=1, description="Seconds that `launch.nodes` waits for a node that was lost."
     )
     node_rank: Int = Field(default=0, ge=0, description="Rank of this node.")
     master_addr: Text = Field(default="127.0.0.1", description="Address of node 0.")

@@ -181,7 +181,7 @@ class FirstNode:
                         "launch.nodes", node=self.name(number), failures=FAILURES
                     )
                     notes.append(finding)
-                    self.tell(number, Ended(int(ExitCode.FAILED), finding))
+                    self.send_end(number, Ended(int(ExitCode.FAILED), finding))
         return notes
 
     def line_up(
@@ -220,7 +220,7 @@ class FirstNode:
             node.link.send(["go", list(self.last.nodes), resumes])
         return self.last
 
-    def tell(self, number: int, ended: Ended) -> None:
+    def send_end(self, number: int, ended: Ended) -> None:
         """Tell a node that it does not start again."""
         if number in self.nodes:
             finding = ended.finding.to_json() if ended.finding else None
@@ -230,7 +230,7 @@ class FirstNode:
     def close(self, ended: Ended) -> None:
         """Tell all nodes that the run is over."""
         for number in list(self.nodes):
-            self.tell(number, ended)
+            self.send_end(number, ended)
         self._server.close()
 
     def name(self, number: int) -> str:
