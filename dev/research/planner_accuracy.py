@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from planner_fit import DEFAULT, SWEEP, Coefficients, Sets, fit_fabric, fit_memory, fit_speed
 from planner_own import own_lines
-from planner_rows import Row, in_sweep, publisher, read
+from planner_rows import Row, in_sweep, publisher, read, unusable, usable
 from planner_score import FITS, MARGIN, SHIPPED, shipped
 from planner_strata import (
     BARE,
@@ -26,6 +27,7 @@ from planner_strata import (
     Summary,
     band_of,
     banded,
+    calibrated,
     cards,
     grouped,
     guesses_of_memory,
@@ -37,6 +39,7 @@ from planner_strata import (
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "docs/explanation/planner_accuracy.md"
+USABLE = ROOT / "dev/research/planner_usable.txt"
 HEAD = ROOT / "dev/research/planner_accuracy_head.md"
 
 
@@ -110,6 +113,26 @@ def main(arguments: list[str]) -> int:
     pooled = fit_speed(publishers)
     near = fit_fabric([row for row in sweep if row.work.world <= FITTED_CARDS], pooled)
     body = ["## All publishers but the sweep, each left out whole", "", *tables(of_memory, of_speed), ""]
+    few = fit_speed([row for row in publishers if row.work.world <= FITTED_CARDS])
+    far = guesses_of_speed(
+        [row for row in publishers if row.work.world > 2 * FITTED_CARDS - 1], {DEFAULT: few}
+    )
+    body += ["Other questions of the same rows:", "", *BARE]
+    body += [Summary.of(far).line("speed, 256 cards and more, fitted on at most 128 of all", band=False)]
+    body += [Summary.of(calibrated(of_memory)).line("memory, after three of a publisher's runs", band=False)]
+    body += [
+        Summary.of(calibrated(of_speed)).line("speed, after three of a publisher's runs", band=False),
+        "",
+    ]
+    lacking = Counter[str]()
+    for path in paths:
+        lacking.update(unusable(Path(path)))
+    named = ", ".join(f"{group} {count}" for group, count in sorted(lacking.items()))
+    body += [
+        f"Measured rows that say too little to be predicted, and count as wrong: {sum(lacking.values())}",
+        "",
+    ]
+    body += [f"of {sum(lacking.values()) + len(rows)} ({named}).", ""]
     body += ["Refitted with each publisher left out, and so not shipped, memory is worse:", ""]
     body += [*BARE, Summary.of(left_out(publishers, memory[DEFAULT])).line("memory", band=False), ""]
     body += ["## The sweep, its cluster's fabric fitted on at most 128 cards", ""]
@@ -117,6 +140,7 @@ def main(arguments: list[str]) -> int:
     body += ["## The sweep by the default set, as a user of another cluster meets it", ""]
     body += [*sweep_table(sweep, {DEFAULT: memory[DEFAULT]}, {DEFAULT: pooled}), ""]
     written(memory, {DEFAULT: pooled, SWEEP: fit_fabric(sweep, pooled)}, (of_memory, of_speed))
+    USABLE.write_text("\n".join(usable(rows)) + "\n", encoding="utf-8")
     head = HEAD.read_text(encoding="utf-8")
     REPORT.write_text("\n".join([head, *own_lines(), "", *body]), encoding="utf-8")
     return 0

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,24 @@ def publisher(row: Row) -> str:
 def in_sweep(row: Row) -> bool:
     """Whether a row is of the one large sweep on one cluster."""
     return publisher(row) == PUBLISHERS["ultrascale"]
+
+
+def unusable(path: Path) -> dict[str, int]:
+    """How many measured rows of each group say too little to be predicted."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return dict(Counter(row["group"] for row in lines if row["kind"] == "measured" and parse(row) is None))
+
+
+def usable(rows: Iterable[Row]) -> list[str]:
+    """The rows' ids, runs of consecutive numbers joined: ``group-0001..0007``."""
+    found: list[tuple[str, int, int]] = []
+    for row in sorted(rows, key=lambda row: row.id):
+        name, number = row.id.rsplit("-", 1)
+        if found and found[-1][0] == name and found[-1][2] == int(number) - 1:
+            found[-1] = name, found[-1][1], int(number)
+        else:
+            found.append((name, int(number), int(number)))
+    return [f"{name}-{first:04}..{last:04}" for name, first, last in found]
 
 
 def read(path: Path) -> list[Row]:

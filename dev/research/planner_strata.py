@@ -121,6 +121,21 @@ def guesses_of_speed(rows: Iterable[Row], sets: Sets) -> list[Guess]:
     return [Guess(row, row.speed, predicted_speed(row, sets)) for row in rows if row.speed]
 
 
+def calibrated(guesses: Sequence[Guess], runs: int = 3) -> list[Guess]:
+    """The rest of each publisher's rows after its predictions are multiplied by the median ratio of ``runs``
+    of them, spread evenly over the list: what ``plan --calibrate`` does.
+    """
+    found = []
+    for name in {publisher(g.row) for g in guesses}:
+        own = [g for g in guesses if publisher(g.row) == name]
+        if len(own) < ENOUGH_ROWS:
+            continue
+        seen = own[:: max(1, len(own) // runs)][:runs]
+        factor = sorted(g.ratio for g in seen)[runs // 2]
+        found += [Guess(g.row, g.measured, factor * g.predicted) for g in own if g not in seen]
+    return found
+
+
 def banded(guesses: Sequence[Guess]) -> list[Guess]:
     """Give each guess the band of the other publishers' errors of its kind: what would have been printed."""
     found = []

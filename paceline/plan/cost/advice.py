@@ -68,8 +68,8 @@ def _experts(spec: SearchSpec) -> list[str]:
     if not spec.shape.experts:
         return []
     return [
-        "mixtures of experts are published with expert parallelism, each card some experts; Paceline has"
-        " none: every card gathers or holds all of them, and this is the best that it can do"
+        "mixtures of experts are published with expert parallelism, which Paceline lacks: tp_size spreads"
+        " whole experts over ranks of a node that all see every token; else each card gathers all experts"
     ]
 
 

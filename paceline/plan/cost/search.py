@@ -373,17 +373,15 @@ def own_kernels(spec: SearchSpec, tp: int, whole_submodules: bool) -> str:
 
 
 def _tp_sizes(shape: ModelShape, node: int, autotp: bool) -> list[int]:
-    """Return the tp sizes in a node that divide heads, KV heads and MLP width. Return none for mixtures of
-    experts, and for families without a plan (with ``autotp``: without one that AutoTP follows).
+    """Return the tp sizes in a node that divide heads, KV heads and the MLP's width, or the experts, which
+    ranks hold whole. Return none for families without a plan, and with ``autotp`` for those that AutoTP does
+    not follow.
     """
     family = shape.family
-    if shape.experts or not family.tensor_plan or (autotp and not family.autotp):
+    if not family.tensor_plan or (autotp and (shape.experts or not family.autotp)):
         return []
-    return [
-        t
-        for t in divisors(node)
-        if shape.heads % t == 0 and shape.kv_heads % t == 0 and shape.intermediate % t == 0
-    ]
+    parts = shape.experts or shape.intermediate
+    return [t for t in divisors(node) if not any(n % t for n in (shape.heads, shape.kv_heads, parts))]
 
 
 def _cp_sizes(spec: SearchSpec) -> list[int]:
