@@ -80,8 +80,7 @@ MEMORY: dict[str, Prior] = {
     "logits": Prior(16, 8, 20, 0.25, "2 + 4 + 4 + 4 + 2 bytes"),
     "fragments": Prior(0.06, 0.005, 0.25, 0.7, "reserved over allocated 1.01 to 1.05, nanotron's logs"),
     "overhead": Prior(1.4, 0.3, 2.0, 0.4, "context 0.5 to 0.9 GiB, cuBLAS; ml-engineering"),
-    "frozen_attention": Prior(0.9, 0.5, 1.0, 0.2, "an adapter frees some inputs"),
-    "frozen_mlp": Prior(0.9, 0.4, 1.0, 0.2, "an adapter frees some inputs"),
+    "states_slack": Prior(0.06, 0.005, 0.2, 0.7, "a card's margin of fragmentation, about 5 %"),
     "safety": Prior(0.02, 0.001, 0.15, 1.5, "what is not modelled"),
 }
 

@@ -22,8 +22,6 @@ class MemoryCoefficients:
     keys: float  # bytes per element of the key (and value) width
     gated: float  # number of saved tensors of a gated MLP's inner width
     compiled: float  # share of a layer's activations left under torch.compile
-    frozen_attention: float  # share of attention activations left with a LoRA adapter
-    frozen_mlp: float  # the same for the MLP
     logits: float  # bytes per logit
     fused_logits: float  # GiB, with a fused loss
     gathered: float  # bytes per hidden element and layer of sequence shards gathered under tp

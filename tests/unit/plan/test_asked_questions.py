@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from paceline.cli.planning import ALL_LINEAR
 from paceline.plan.cost.coefficients import spread
@@ -69,8 +70,13 @@ def test_a_mixture_of_experts_names_the_parallelism_that_is_missing() -> None:
 
 
 def test_what_fits_with_less_than_the_margin_shows_how_fast_it_is() -> None:
-    lines = text(asked("qwen3-30b-a3b", "8xH100")).splitlines()
-    tight = [line.split() for line in lines if line.endswith(" tight")]
+    spec = asked("llama-3-8b", "8xH100").spec
+    machine = spec.cluster.machine
+    small = (replace(machine, memory=tenths / 10 * GIB) for tenths in range(60, 200))
+    jobs = (replace(spec, cluster=replace(spec.cluster, machine=m)) for m in small)
+    found = next(f for f in map(partial(forecast, "tight"), jobs) if any(c.fits for c in f.rows))
+    assert found.chosen is None and "Nothing fits with the safety margin." in text(found)
+    tight = [line.split() for line in text(found).splitlines() if line.endswith(" tight")]
     assert tight and all(float(words[-3]) > 0 and words[-2].endswith("%") for words in tight)
 
 

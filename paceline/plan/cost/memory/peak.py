@@ -238,9 +238,6 @@ def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
     # torchtitan's: keeps outputs of attention and of every second matmul (q, v, gate, down)
     if work.recompute == "selective" and not work.keeps:
         attention, mlp = 2.0 * (h + 2 * q + kv), 2.0 * (h + inner)
-    # with Paceline's kernels an adapter changes nothing here (simulated)
-    if work.adapter is not None and work.kernels not in OWN_LAYERS:
-        attention, mlp = attention * c.frozen_attention, mlp * c.frozen_mlp
     attention += _scores(work) * work.tp / work.tokens * 2 / work.element
     split = work.tp
     if work.tp > 1 and not work.sequence_parallel:  # norms, residuals unsharded: Korthikanti's 10 + 24/t
