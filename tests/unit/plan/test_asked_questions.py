@@ -72,7 +72,7 @@ def test_a_mixture_of_experts_names_the_parallelism_that_is_missing() -> None:
 def test_what_fits_with_less_than_the_margin_shows_how_fast_it_is() -> None:
     spec = asked("llama-3-8b", "8xH100").spec
     machine = spec.cluster.machine
-    small = (replace(machine, memory=tenths / 10 * GIB) for tenths in range(60, 200))
+    small = (replace(machine, memory=tenths / 10 * GIB) for tenths in range(90, 200))
     jobs = (replace(spec, cluster=replace(spec.cluster, machine=m)) for m in small)
     found = next(f for f in map(partial(forecast, "tight"), jobs) if any(c.fits for c in f.rows))
     assert found.chosen is None and "Nothing fits with the safety margin." in text(found)
