@@ -43,6 +43,7 @@ class RunStarted(Event):
     start_step: int = 0
     total_steps: int | None = None
     description: str = ""  # one human-readable line: model, strategy, precision, ranks
+    setup_seconds: float | None = None  # since the process began; 0 where the run went back without an end
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,24 @@ class Step(Event):
     of_product: float | None = None
     reserved_bytes: int | None = None
     data_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class TimeBands(Event):
+    """What this rank's ``seconds`` before ``step`` went to.
+
+    ``data``: waiting for rows; ``wait``: for other ranks, on the host; ``compute``: the rest of ``steps``.
+    """
+
+    kind: ClassVar[str] = "time_bands"
+    step: int
+    seconds: float
+    data: float
+    compute: float
+    wait: float
+    save: float
+    evaluation: float
+    steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,7 +190,7 @@ class Unknown(Event):
 
 KINDS: Mapping[str, type[Event]] = {
     cls.kind: cls
-    for cls in (RunStarted, Step, Eval, CheckpointSaved, Notice, Error, Answers, Samples, Finished)
+    for cls in (RunStarted, Step, TimeBands, Eval, CheckpointSaved, Notice, Error, Answers, Samples, Finished)
 }
 
 

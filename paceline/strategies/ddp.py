@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -90,6 +90,11 @@ class DDP(Strategy):
         """Keep the gradients of this micro-step local."""
         module = handle.module
         return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()
+
+    def backward(self, handle: Handle, loss: Tensor) -> None:
+        """Run the backward, and count what it waits for the other ranks' gradients."""
+        with self.world.waits.after_graph(loss):
+            super().backward(handle, loss)
 
     def zero_grad(self, handle: Handle) -> None:
         """Zero gradients in place if they are views into DDP's buckets and several micro-steps are

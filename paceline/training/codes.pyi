@@ -179,6 +179,18 @@ class _TRAINING_NONFINITE(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _TRAINING_STRAGGLER(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        rank: object,
+        percent: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _TRAINING_SPIKES_STAY(CodeName):
     def __call__(
         self,
@@ -588,6 +600,7 @@ TRAINING_EXCEPTION: _TRAINING_EXCEPTION
 TRAINING_OUT_OF_MEMORY: _TRAINING_OUT_OF_MEMORY
 TRAINING_NONFINITE: _TRAINING_NONFINITE
 TRAINING_SPIKE: Code
+TRAINING_STRAGGLER: _TRAINING_STRAGGLER
 TRAINING_SPIKES_STAY: _TRAINING_SPIKES_STAY
 TRAINING_OVERFLOW: Code
 TRAINING_NO_GRADIENT: Code

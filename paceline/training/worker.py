@@ -22,7 +22,7 @@ from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.runlog.console_lines import is_verbose, next_commands
 from paceline.runtime.device.device import use_deterministic_kernels
-from paceline.runtime.device.host import threads_per_rank
+from paceline.runtime.device.host import process_seconds, threads_per_rank
 from paceline.runtime.library_noise import import_without_torchao, quiet_libraries
 from paceline.runtime.process_group.device_mesh import limit_groups
 from paceline.runtime.process_group.world import RankEnv, World
@@ -143,7 +143,7 @@ def train(world: World, run: RunRecord, signals: StopSignals, settings: Mapping[
     run.end_resume(world, observers, resumes)
     limit_groups(world, max(limits.step.seconds, limits.between.seconds))
     total = trainer.cadence.total_steps
-    observers.begin(run.start_event(world, state.step, total))
+    observers.begin(run.start_event(world, state.step, total, process_seconds()))
     startup.log_data(run, observers)
     startup.log_models(trainer, observers)
     for line in builder.notes:
@@ -155,7 +155,7 @@ def train(world: World, run: RunRecord, signals: StopSignals, settings: Mapping[
         run.line.imported(of_libraries())
     if t.eval_on_start and trainer.evaluate is not None and state.step == 0:
         trainer.measure()
-    with explain_nonfinite(run.config, state):
+    with explain_nonfinite(run.config, state), world.waits.counting():
         outcome = trainer.train()
     if trainer.saves is not None:
         beat = partial(observers.heartbeat.beat, state.step, SAVE)

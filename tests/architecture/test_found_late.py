@@ -105,6 +105,7 @@ LATE = {
         profile.beyond profile.failed profile.step
         rewards.failed rewards.tests rollout.no_spread training.diverged training.no_gradient
         training.no_labels training.nonfinite training.overflow training.spike training.spikes_stay
+        training.straggler
     """
     ),
     "other ranks and the network: who comes, who goes, what they hold": (

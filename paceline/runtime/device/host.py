@@ -106,6 +106,16 @@ def _set(options: dict[int, int]) -> bool:
     return all(mallopt(option, value) == 1 for option, value in options.items())
 
 
+def process_seconds() -> float | None:
+    """Return for how long this process exists, by Linux; None elsewhere."""
+    try:
+        fields = Path("/proc/self/stat").read_text("ascii", "replace").rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text("ascii").split()[0])
+        return max(0.0, uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def threads_per_rank(local_world_size: int) -> int:
     """Return the CPU threads of one of ``local_world_size`` processes: an even share of the cores."""
     return max(1, _usable_cores() // max(1, local_world_size))

@@ -25,6 +25,7 @@ from paceline.runtime.device.host import bind_to_card
 from paceline.runtime.process_group.first_all_reduce import first_reduce
 from paceline.runtime.process_group.rank_agreement import agree_on_devices, own_facts
 from paceline.runtime.process_group.rendezvous import arrive, connect_store, refuse
+from paceline.runtime.process_group.wait_clock import WaitClock
 from paceline.runtime.rank_env import RankEnv
 from paceline.runtime.time_limit import call_with_timeout
 
@@ -67,6 +68,7 @@ class World:
     links: list[str] = field(default_factory=list)
     free_bytes: int | None = None
     bound: str = ""
+    waits: WaitClock = field(default_factory=WaitClock)
 
     @staticmethod
     def single(device: torch.device | str = "cpu") -> World:

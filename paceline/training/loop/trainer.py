@@ -31,6 +31,7 @@ from paceline.training.loop.intervals import Cadence, Garbage, collected_between
 from paceline.training.loop.nonfinite_trace import Trace
 from paceline.training.loop.spike_watch import Spike, SpikeRule, SpikeWatch
 from paceline.training.loop.throughput import Throughput
+from paceline.training.loop.time_bands import BandClock
 from paceline.training.loop.train_state import BestRule, TrainState
 from paceline.training.loop.window_source import Epochs
 
@@ -126,6 +127,7 @@ class Trainer:
     rows_of: Callable[[int], Sequence[str]] = lambda step: ()  # names of the rows of a 0-based step
     go_back: Callable[[], tuple[TrainState, Iterable[Window]] | None] = lambda: None
     trace: Callable[[Window], Trace] | None = None  # collective; where a window is not finite
+    bands: BandClock = field(default_factory=BandClock)
     failed_saves: int = 0
     saved_step: int = field(default=0, init=False)  # of the last save that was begun, or of the resume
     _unread: UnreadStep | None = None
@@ -152,6 +154,12 @@ class Trainer:
             if not self.any_rank(self.hooks.stop_requested()):
                 raise
             return "stopped"  # its servers end with the launcher
+        finally:
+            self._emit_bands(last=True)
+
+    def _emit_bands(self, *, last: bool = False) -> None:
+        if (event := self.bands.due(self.state.step, last=last)) is not None:
+            self.hooks.emit(event)
 
     def _train(self) -> str:
         with collected_between_steps() as garbage, self._nothing_lost():
@@ -170,11 +178,13 @@ class Trainer:
                 waited = time.perf_counter() - since
                 self.hooks.doing(self.state.step, STEP)
                 self._step(window, waited)
+                self.bands.step(waited, time.perf_counter() - since - waited)
                 if self._spike is not None and self._roll_back(self._spike):
                     return None
                 if (outcome := self._between_steps()) is not None:
                     return outcome
                 garbage.between_steps(self.state.step)
+                self._emit_bands()
                 self.hooks.doing(self.state.step, self.between)
                 since = time.perf_counter()
             self._record()
@@ -366,6 +376,7 @@ class Trainer:
         started = time.perf_counter()
         metrics = self.evaluate()
         seconds = time.perf_counter() - started
+        self.bands.evaluated(seconds)
         rows = int(metrics.pop("eval_rows", 0))
         # a curve for the plot, not numbers for text logs
         bins = {name.removeprefix(BINS): metrics.pop(name) for name in list(metrics) if name.startswith(BINS)}
@@ -396,7 +407,9 @@ class Trainer:
         A failure never touches earlier ones; training continues until MAX_FAILED_SAVES in a row.
         """
         try:
-            if work():
+            with self.bands.saving():
+                durable = work()
+            if durable:
                 self.failed_saves = 0
         except CheckpointError as error:
             self.failed_saves += 1

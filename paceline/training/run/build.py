@@ -62,6 +62,7 @@ from paceline.training.loop.nonfinite_trace import NonFiniteTracer
 from paceline.training.loop.row_names import RowNames
 from paceline.training.loop.spike_watch import SpikeRule
 from paceline.training.loop.throughput import Throughput
+from paceline.training.loop.time_bands import BandClock
 from paceline.training.loop.train_state import TrainState, best_rule
 from paceline.training.loop.trainer import ROLLOUT, Hooks, Trainer
 from paceline.training.loop.window_source import (
@@ -459,6 +460,7 @@ class RunBuilder:
             ),
             go_back=partial(self.go_back, parts),
             trace=tracer.trace,
+            bands=BandClock(lambda: world.waits.seconds),
             between=ROLLOUT if generates else STEP,
             # a callback may stop the run for this step's loss, and a spike is known before the next one; a
             # rollout lasts; a profile is of this step

@@ -28,4 +28,4 @@ class LastCheckpoint:
         run = self.run
         assert run.trainer is not None
         run.end_resume(self.world, self.observers, resumes)
-        self.observers.hear(run.start_event(self.world, step, run.trainer.cadence.total_steps))
+        self.observers.hear(run.start_event(self.world, step, run.trainer.cadence.total_steps, 0.0))

@@ -27,8 +27,10 @@ from paceline.launch.site_calibration import write_measured
 from paceline.launch.supervision.worker_channel import LauncherConnection
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
+from paceline.plan.plan_json import from_json
 from paceline.runlog import events
 from paceline.runlog.console_lines import overview_line
+from paceline.runlog.effective_time import effective_time
 from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
 from paceline.runlog.stacks import stacks_to
@@ -38,6 +40,7 @@ from paceline.training import codes
 from paceline.training.checkpointing.contents import run_state
 from paceline.training.checkpointing.resume import ResumeCandidates, open_resume
 from paceline.training.checkpointing.resume_compatibility import best_is_gone
+from paceline.training.loop.time_bands import Bands, bands_of_ranks, stragglers
 from paceline.training.loop.trainer import Trainer, ended_early
 from paceline.training.rank_arguments import Start
 from paceline.training.rank_checks import check_same, on_other_disks, share_plan
@@ -66,6 +69,7 @@ class RunRecord:
     trainer: Trainer | None = None
     lock: FileLock | None = None
     checkpoint: str = ""
+    bands: list[Bands] = field(default_factory=list)  # of all ranks, at the end
 
     def __post_init__(self) -> None:
         self.run_dir = RunDir.at(self.plan.run_dir)
@@ -166,10 +170,10 @@ class RunRecord:
         if self.disks.leads(world.rank):
             resumes.mark()
 
-    def start_event(self, world: World, step: int, total: int) -> events.RunStarted:
-        """Return the event of a start after ``step`` of ``total`` steps."""
+    def start_event(self, world: World, step: int, total: int, setup: float | None) -> events.RunStarted:
+        """Return the event of a start after ``step`` of ``total`` steps, ``setup`` seconds after it began."""
         digest, saved = self.plan.digest(), self.checkpoint or None
-        return events.RunStarted(digest, world.world_size, saved, step, total, self.plan.headline())
+        return events.RunStarted(digest, world.world_size, saved, step, total, self.plan.headline(), setup)
 
     def train_with(self, trainer: Trainer) -> Trainer:
         """Keep the trainer that this run has been built into; return it."""
@@ -234,7 +238,9 @@ class RunRecord:
         assert trainer is not None and observers is not None
         if self.nodes is not None:
             self.nodes.close()
-        findings = [*trainer.learning.at_end(), *filter(None, (lost_output(),))]
+        self.bands = [from_json(Bands, data) for data in world.all_gather_json(trainer.bands.total.to_json())]
+        late = [straggler.finding() for straggler in stragglers(self.bands)]
+        findings = [*trainer.learning.at_end(), *late, *filter(None, (lost_output(),))]
         for finding in findings:
             observers.note(finding)
         observers.check_place()
@@ -282,5 +288,7 @@ class RunRecord:
             "strategy": self.plan.strategy,
             "plan_digest": self.plan.digest(),
             "load_best_model_at_end": self.config.training.load_best_model_at_end,
+            "time_bands": bands_of_ranks(self.bands),
+            "effective_time": effective_time(self.run_dir, time.time()),
         }
         write_result(self.run_dir, outcome, code, facts, findings, redact=self.redact)

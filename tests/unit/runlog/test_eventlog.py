@@ -22,6 +22,7 @@ from paceline.runlog.events import (
     RunStarted,
     Samples,
     Step,
+    TimeBands,
     Unknown,
     from_json,
     read_events,
@@ -55,6 +56,7 @@ ALL = [
     Answers(6, [{"prompt": "p", "answer": "NaN", "expected": "7", "correct": False}]),
     Finished("completed", 6, 1.0),
     Samples(6, [{"prompt": "p", "completion": "c", "reward": 1.0, "reward/a": None}]),
+    TimeBands(6, 10.0, 0.5, 7.0, 2.0, 0.25, 0.25, 6),
 ]
 
 

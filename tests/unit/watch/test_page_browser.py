@@ -5,6 +5,7 @@ Needs Debian's chromium, which ``.ci/run`` installs where it can; without it the
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -132,3 +133,20 @@ def test_a_report_opens_from_a_file(tmp_path: Path) -> None:
         for tab in TABS:
             page.click(f".tabs a[href$='/{tab}']")
             look(page, tab)
+
+
+def test_what_the_time_of_an_ended_run_went_to(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [begin(), *(step(n) for n in range(1, 9))])
+    loss = {"step": 8, "back_to": 4, "steps": 4, "seconds": 2.0, "cause": HOSTILE}
+    used = {"share": 0.4, "seconds": 20.0, "useful_seconds": 8.0, "startup_seconds": 12.0, "losses": [loss]}
+    bands = {"seconds": 10.0, "compute": 5.0, "wait": 4.0, "data": 1.0}
+    bands |= {"stragglers": [{"rank": 1, "seconds": 4.0, "percent": 40.0}]}
+    facts = {"outcome": "completed", "effective_time": used, "time_bands": bands, "diagnostics": []}
+    run.result_json.write_text(json.dumps(facts))
+    write_report(view_of(run, tmp_path / "cache"), tmp_path / "report.html", print)
+    with browsing(360, "dark") as page:
+        page.goto((tmp_path / "report.html").as_uri())
+        page.wait_for_selector("#use h2")
+        look(page, "overview")
+        text = page.inner_text("#use")
+        assert "40%" in text and "rank 1: 40 %" in text and f"steps 4 to 8 ({HOSTILE})" in text

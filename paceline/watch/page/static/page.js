@@ -164,11 +164,12 @@ const PARTS = {
       leave();
       open.board = new Board(s.id, view, (chart) => chart.main);
       open.board.plain = true;
-      node.replaceChildren(el("div", { id: "tiles" }), open.board.node, el("div", { id: "late" }));
+      node.replaceChildren(el("div", { id: "tiles" }), open.board.node, el("div", { id: "late" }), el("div", { id: "use" }));
     }
     const board = open.board;
     document.getElementById("tiles").replaceChildren(tiles(s, board.value("steps/loss")));
     document.getElementById("late").replaceChildren(slowest(s));
+    document.getElementById("use").replaceChildren(timeUse(s));
     await board.load(s);
     document.getElementById("tiles")?.replaceChildren(tiles(s, board.value("steps/loss")));
   },

@@ -30,6 +30,8 @@ const TEXTS = {
     key: "Key", value: "Value", source: "Set by", filter: "Filter", only_set: "only what was set", no_config: "This folder has no config.", "default": "default", yaml: "YAML", "foreign file": "foreign file", environment: "environment", "command line": "command line", "command line or environment": "command line or environment",
     no_checkpoints: "No checkpoint is published yet.", written: "Written", took: "Took", there: "On disk", yes: "yes", removed: "removed", path: "Path",
     no_logs: "This run has no logs.", search: "Search", no_lines: "No line matches.", show_older: "Show older lines", log: "Log", lines_shown: "{0} lines", follow: "follow",
+    use: "Effective training time: {0}", share: "Share", use_useful: "Steps", use_startup: "Starts", use_data: "Waiting for data", use_save: "Saves", use_evaluation: "Evaluations", use_lost: "Steps made again", use_skipped: "Steps left out", use_idle: "Between two starts", use_other: "Rest",
+    use_loss: "Lost: steps {1} to {0} ({2})", use_straggler: "The others waited for rank {0}: {1} % of the run", use_bands: "Mean of the ranks: {0} computing, {1} waiting for other ranks, {2} waiting for data",
     n_matches: "{0} of {1}",
   },
   zh: {
@@ -61,6 +63,8 @@ const TEXTS = {
     key: "键", value: "值", source: "来源", filter: "筛选", only_set: "只看设置过的", no_config: "此文件夹没有配置。", "default": "默认值", yaml: "YAML", "foreign file": "外部文件", environment: "环境变量", "command line": "命令行", "command line or environment": "命令行或环境变量",
     no_checkpoints: "还没有发布检查点。", written: "写入时间", took: "用时", there: "在磁盘上", yes: "是", removed: "已删除", path: "路径",
     no_logs: "此次训练没有日志。", search: "搜索", no_lines: "没有匹配的行。", show_older: "显示更早的行", log: "日志", lines_shown: "{0} 行", follow: "跟随",
+    use: "有效训练时间：{0}", share: "占比", use_useful: "步", use_startup: "启动", use_data: "等待数据", use_save: "保存", use_evaluation: "评估", use_lost: "重做的步", use_skipped: "略去的步", use_idle: "两次启动之间", use_other: "其余",
+    use_loss: "损失：第 {1} 至 {0} 步（{2}）", use_straggler: "其他 rank 等待 rank {0}：占运行的 {1} %", use_bands: "各 rank 平均：计算 {0}，等待其他 rank {1}，等待数据 {2}",
     n_matches: "{1} 中的 {0}",
   },
 };
