@@ -177,9 +177,9 @@ class TrainCommand:
         )
 
     def _words(self, settings: Mapping[str, str]) -> list[str]:
-        """Return the command line; a key that the rehearsal sets may not be set twice."""
+        """Return the command line; a key that the rehearsal sets, or one below it, may not be set twice."""
         ours = {key.rpartition(".")[2] for key in settings}
-        theirs = [o for o in self.overrides if o.partition("=")[0].rpartition(".")[2] not in ours]
+        theirs = [o for o in self.overrides if ours.isdisjoint(o.partition("=")[0].split("."))]
         return [self.config, *theirs, *(f"{key}={value}" for key, value in settings.items()), *self.options]
 
     def _left(self) -> list[int]:

@@ -55,6 +55,7 @@ class Stages:
     - ``kills``: this node runs the last rank
     - ``launch``: settings of nodes and ranks
     - ``smaller``: ranks of a node and of all nodes in the smaller world; None: none is tried
+    - ``in_smaller``: further settings there
     - ``leads``: this node exports; ``evaluates``: the run has evaluations
     """
 
@@ -66,6 +67,7 @@ class Stages:
     evaluates: bool
     launch: Mapping[str, str]
     smaller: tuple[int, int] | None
+    in_smaller: Mapping[str, str]
 
     @property
     def saved(self) -> int:
@@ -110,7 +112,7 @@ def live(start: TrainCommand, stages: Stages, report: Report) -> Life:
         # In a run directory of its own: the checkpoint is another run's
         other = start.start(
             OTHER,
-            {**resuming, "launch.nproc": str(nproc)},
+            {**resuming, **stages.in_smaller, "launch.nproc": str(nproc)},
             stages.node_rank * nproc,
             _reached(point.step + BEYOND),
             stop,
