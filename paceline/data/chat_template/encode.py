@@ -377,13 +377,21 @@ class Encoder:
         tokens = [self._tokens_within(rendered.text, encoding, span) for span in rendered.answers if encoding]
         answers = tuple((each.start, each.stop) for each in tokens)
         trained = np.flatnonzero(labelled)
-        # The last but one, where a line break after it has loss
-        ended = any(int(i) in self._special_ids for i in ids[trained[-2:]])
-        if self._eos is None or not len(trained) or ended:
+        if self._eos is None or not len(trained) or self._is_ended(ids, trained):
             return Encoded(ids, labelled, rendered.left_out, answers=answers)
         ids, labelled = ids[: trained[-1] + 1], labelled[: trained[-1] + 1]
         ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
         return Encoded(ids, labelled, rendered.left_out, end_added=True, answers=answers)
+
+    def _is_ended(self, ids: NDArray[np.int32], trained: NDArray[np.int64]) -> bool:
+        """Return whether a special token ends the tokens ``trained``; only white space may follow it."""
+        last = int(trained[-1])
+        if int(ids[last]) in self._special_ids:
+            return True
+        follows = (
+            len(trained) > 1 and int(trained[-2]) == last - 1 and int(ids[last - 1]) in self._special_ids
+        )
+        return follows and str(self.tokenizer.decode([int(ids[last])])).isspace()
 
     def _with_spans(self, example: Example) -> RenderedText:
         """Return the conversation with the spans of the turns that have loss."""
@@ -484,4 +492,9 @@ def _token_range(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
         start += 1
     while end > start and (last := encoding.char_to_token(end - 1)) is None:
         end -= 1
-    return (first, last) if first is not None and last is not None else (0, -1)
+    if first is None or last is None:
+        return 0, -1
+    # A character may have several tokens (bytes), of which the encoding names the first
+    while last + 1 < len(encoding.ids) and start < encoding.offsets[last + 1][1] <= end:
+        last += 1
+    return first, last

@@ -35,6 +35,9 @@ ONE_EOS = (
 )
 
 
+Turns = tuple[dict[str, str], ...]
+
+
 def unmarked(template: str) -> str:
     return re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)
 
@@ -104,6 +107,34 @@ def test_a_mark_is_taken_as_it_is_written(tokenizer: Path) -> None:
         "{% endgeneration %}{% else %}{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
     )
     assert parts(encoder(tokenizer, template))[1] == ["Hello\nthere<|im_end|>\n", "Bye é<|im_end|>\n"]
+
+
+@pytest.mark.parametrize("answer", ["A", "é", "Bye 龘", "👩‍🚀"])
+@pytest.mark.parametrize("turns", [(), TURNS[2:4], TURNS[1:4]])
+def test_an_answer_is_whole_and_ended_whatever_its_last_character(
+    tokenizer: Path, turns: Turns, answer: str
+) -> None:
+    """Neither a special token before it (its header, an earlier end) nor a part of a character ends it.
+
+    The judge of the tokens is Transformers; its mask has no end of an answer that the next turn ends.
+    """
+    body = "{% generation %}{{ m.content }}{% endgeneration %}"
+    for opened, template in (
+        (
+            "",
+            f"{{% if m.role == 'assistant' %}}{body}{{% else %}}<|im_start|>{{{{ m.content }}}}{{% endif %}}",
+        ),
+        ("<|im_start|>", "<|im_start|>{{ m.content }}"),  # no prompt opens the answer: it learns its header
+    ):
+        coder = encoder(tokenizer, f"{{% for m in messages %}}{template}{{% endfor %}}")
+        chat = (*turns, {"role": "user", "content": "And?"}, {"role": "assistant", "content": answer})
+        encoded = coder.encode([Example(messages=chat)])[0]
+        assert isinstance(encoded, Encoded), encoded
+        judged = coder.tokenizer.apply_chat_template(list(chat), return_dict=True)["input_ids"]
+        assert encoded.input_ids.tolist() == [*judged, coder.tokenizer.eos_token_id]
+        assert parts(coder, chat)[1][-1] == f"{opened}{answer}<|end|>"
+        cut = (*chat, {"role": "user", "content": "é"})
+        assert parts(coder, cut)[1][-1].startswith(f"{opened}{answer}"), "every byte of it has loss"
 
 
 def test_a_block_within_a_turn_ends_where_its_author_says(tokenizer: Path) -> None:
