@@ -630,6 +630,16 @@ class _PLAN_ADAPTER_FOLDER(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_ADAPTER_PATTERN(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_ADAPTER_STRATEGY(CodeName):
     def __call__(
         self,
@@ -1304,6 +1314,7 @@ PLAN_STATES_HOST: _PLAN_STATES_HOST
 PLAN_ROWS_ROOM: _PLAN_ROWS_ROOM
 PLAN_ADAPTER_FOLDER: _PLAN_ADAPTER_FOLDER
 PLAN_ADAPTER_KIND: Code
+PLAN_ADAPTER_PATTERN: _PLAN_ADAPTER_PATTERN
 PLAN_ADAPTER_STRATEGY: _PLAN_ADAPTER_STRATEGY
 PLAN_QUANTISED_FLOAT64: _PLAN_QUANTISED_FLOAT64
 PLAN_QUANTISED_STRATEGY: Code

@@ -61,7 +61,7 @@ from paceline.plan.features.freezing import (
     check_rounding,
     freezing_decisions,
 )
-from paceline.plan.features.lora import adapter_decisions, adapter_of, check_adapter
+from paceline.plan.features.lora import adapter_decisions, adapter_of, check_adapter, check_patterns
 from paceline.plan.features.optimizer import check_targets, optimizer_decision
 from paceline.plan.features.precision import (
     check_bf16_weights,
@@ -184,6 +184,7 @@ def resolve(chosen: StrategyChoice | None, job: Job, problems: list[Diagnostic])
         attempt(lambda: check_chosen(chosen, run), problems)
     problems += check_full_eval(run, job.hardware)
     problems += check_targets(optimizer, shape)
+    problems += check_patterns(adapter, shape)
     # The strategy's mesh, batch and options, and what they do not go together with.
     cut, engine, rollout = None, None, None
     if chosen is not None and spec is not None and not any(d.code.startswith("plan.world") for d in problems):

@@ -18,7 +18,7 @@ from paceline.core.json_types import as_object
 from paceline.core.units import human_count
 from paceline.plan import codes
 from paceline.plan.features.experts import expert_parameters
-from paceline.plan.features.peft_settings import OF_EXPERTS, is_target, rank_of, rotated, with_settings
+from paceline.plan.features.peft_settings import OF_EXPERTS, fits, is_target, rank_of, rotated, with_settings
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.family import text_name
 from paceline.plan.model.files.safetensors_headers import linears
@@ -332,6 +332,19 @@ def adapted_layers(shape: ModelShape, adapter: AdapterSpec) -> frozenset[str] | 
     if shape.listing is None and not linears(shape):
         return None
     return frozenset(name for _, name in _adapted(shape, adapter))
+
+
+def check_patterns(adapter: AdapterSpec | None, shape: ModelShape | None) -> list[Diagnostic]:
+    """Return the keys of rank_pattern and alpha_pattern that no layer with an adapter has."""
+    layers = None if adapter is None or shape is None else adapted_layers(shape, adapter)
+    if adapter is None or layers is None:
+        return []
+    patterns = {"rank_pattern": adapter.rank_pattern, "alpha_pattern": adapter.alpha_pattern}
+    return [
+        codes.PLAN_ADAPTER_PATTERN("lora.adapter_name_or_path", f"{name}: {', '.join(missing)}")
+        for name, numbers in patterns.items()
+        if (missing := [key for key in numbers if not any(fits(key, layer) for layer in layers)])
+    ]
 
 
 def _adapted(shape: ModelShape, adapter: AdapterSpec) -> Iterator[tuple[Parameter, str]]:

@@ -402,6 +402,9 @@ def alpha_of(adapter: AdapterSpec, layer: str) -> float:
 
 
 def _by_pattern(patterns: Mapping[str, float], layer: str, otherwise: float) -> float:
-    """Return the number of the first pattern that fits the end of ``layer`` (peft's ``get_pattern_key``)."""
-    numbers = (number for key, number in patterns.items() if re.match(rf"(.*\.)?({key})$", layer))
-    return next(numbers, otherwise)
+    return next((number for key, number in patterns.items() if fits(key, layer)), otherwise)
+
+
+def fits(key: str, layer: str) -> bool:
+    """Whether a key of a pattern fits the end of ``layer`` (peft's ``get_pattern_key``)."""
+    return re.match(rf"(.*\.)?({key})$", layer) is not None

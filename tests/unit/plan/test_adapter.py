@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from paceline.plan.features.lora import (
     adapter_of,
     adapter_parameters,
     check_adapter,
+    check_patterns,
 )
 from paceline.plan.mesh import Mesh
 from paceline.plan.model.read_config import shape_from_config
@@ -149,6 +151,37 @@ def test_what_it_goes_with() -> None:
         adapter_of(section(oft_block_size=8, r=4, use_dora=True))
     assert codes(lora, missing="peft") == codes(qlora, missing="bitsandbytes") == ["plan.not_installed"]
     assert codes(None, "pipeline", Mesh(pp=2)) == []
+
+
+def test_patterns_that_fit_no_layer_are_those_of_which_peft_warns(tmp_path: Path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    keys = (
+        "q_proj",
+        "^q_proj",
+        "layers.0.self_attn.v_proj",
+        "model.layers.1.self_attn.q_proj",
+        "layers.2.self_attn.q_proj",
+        "base_model.model.model.layers.0.self_attn.q_proj",
+        r".*\.1\..*v_proj",
+        "o_proj",
+        "proj",
+    )
+    shape = shape_from_config(LLAMA)
+    for key in keys:
+        for name in ("rank_pattern", "alpha_pattern"):
+            settings = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], name: {key: 16}}
+            with torch.device("meta"), warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                model = AutoModelForCausalLM.from_config(LlamaConfig(**LLAMA))
+                get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
+            judged = [name] * any(f"{name} keys did not match" in str(warning.message) for warning in said)
+            (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **settings}))
+            found = check_patterns(adapter_of(section(adapter_name_or_path=str(tmp_path))), shape)
+            assert [d.found.partition(":")[0] for d in found] == judged, key
+            assert all(d.code == "plan.adapter_pattern" for d in found)
 
 
 def test_an_adapter_to_train_on_from_says_its_own_rank(tmp_path: Path) -> None:
