@@ -269,6 +269,14 @@ def _unknown(names: Sequence[str], where: str, rows: Sequence[Row], columns: Map
     """Explain why no format fits: pairs, another separator, turns with other keys; else list the formats."""
     if {"chosen", "rejected"} <= set(names):
         return codes.DATA_FORMAT_PREFERENCE(where, listed(names))
+    if "input_ids" in names:
+        return codes.DATA_FORMAT_UNKNOWN(
+            "the rows are token ids, and Paceline reads texts: it tokenizes them, and finds what has loss",
+            where,
+            listed(names),
+            "give the rows as they were before they were tokenized; or decode them: a column text with"
+            " tokenizer.decode(input_ids), and format: text",
+        )
     if len(names) == 1 and (mark := next((m for m in ";|\t" if m in names[0]), "")):
         return codes.DATA_FORMAT_UNKNOWN(
             f"the columns are separated by {mark!r}: a .csv file has commas between them, a .tsv file tabs",

@@ -339,6 +339,8 @@ class RolloutWindows:
             alone = f"{more}, " if (self.layout.group if grouped else self.layout.answers) == 1 else ""
             warmer = "" if self.sampling.temperature > 0 else "a temperature above 0, or "
             hint = f"use {alone}{warmer}a reward that distinguishes these answers"
+            if not bool(drawn.judged.ended[drawn.judged.real > 0].any()):
+                hint = f"no answer came to its end: raise max_completion_length or data.max_length; or {hint}"
             if drawn.judged.parts_differ(self.layout.group if grouped else self.layout.answers):
                 hint = "its parts differ, but their weighted sums cancel: change their weights"
         else:

@@ -100,6 +100,12 @@ def test_alpaca_input_system_and_history() -> None:
     ("row", "options", "code", "said"),
     [
         ({"foo": "x", "bar": "y"}, {}, "data.format_unknown", "foo, bar"),
+        (
+            {"input_ids": [1], "labels": [-100]},
+            {},
+            "data.format_unknown",
+            "token ids, and Paceline reads texts",
+        ),
         ({"foo": "x", "bar": "y"}, {}, "data.format_unknown", "alpaca: instruction + output"),
         ({"dialog": [{"speaker": "a", "said": "b"}]}, {}, "data.format_unknown", "keys: speaker, said"),
         ({"messages": {"role": ["user"], "content": ["a"]}}, {}, "data.format_unknown", "an object of lists"),

@@ -624,6 +624,21 @@ def test_equal_rewards_are_told_what_would_part_them(
     assert says in found.render()
 
 
+@pytest.mark.parametrize(("ended", "says"), [(0, True), (1, False)])
+def test_equal_rewards_of_answers_that_were_all_cut_off_are_told_so(ended: int, says: bool) -> None:
+    given, real = torch.zeros(4, dtype=torch.float64), torch.tensor([True, True, True, False])
+    ends = torch.tensor([False, False, bool(ended), True])  # the last row is padding
+    judged = RolloutRewards(real, given, ends, given, real, given[None])
+    layout = SimpleNamespace(group=2, answers=4)
+    run: Any = SimpleNamespace(
+        algorithm=GRPO(), filter_groups=False, layout=layout, sampling=RolloutSampling(0.7)
+    )
+    drawn: Any = SimpleNamespace(judged=judged, spread=torch.zeros(4))
+    [found] = RolloutWindows.check_spread(run, drawn)
+    assert ("no answer came to its end: raise max_completion_length" in found.render()) == says
+    assert "a reward that distinguishes" in found.render()
+
+
 def test_a_reward_compares_the_expected_answer_as_answers_are_written() -> None:
     """Without special tokens, as the completion is; a function of the user's own gets the row as it is."""
     row = {"prompt": "?", "answer": "<odd>odd<odd>"}
