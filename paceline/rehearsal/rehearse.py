@@ -23,7 +23,6 @@ from paceline.launch.process_spec import Cluster, LaunchOptions
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.plan.strategies.replicated import SINGLE
-from paceline.plan.strategies.spec import strategy_spec
 from paceline.rehearsal import codes
 from paceline.rehearsal.attempt import Attempt, TrainCommand
 from paceline.rehearsal.life import RUN, Report, Stages, live
@@ -104,7 +103,6 @@ def rehearse(
     if leads and (folder / RUN).exists():  # another node may have made the folder
         raise ConfigError(codes.REHEARSE_FOLDER("--to" if to else "training.output_dir", str(folder)))
     nproc, smaller = plan.world_size // plan.num_nodes, plan.world_size // 2
-    spec = strategy_spec(plan.strategy)
     stages = Stages(
         steps,
         nproc,
@@ -114,8 +112,8 @@ def rehearse(
         evaluates=loaded.config.training.eval_strategy != "no",
         launch={key: str(value) for key, value in options.flags().items()},
         smaller=(nproc // 2, smaller) if nproc % 2 == 0 else None,
-        # any strategy's checkpoint goes on under any other, also where the plan's needs more ranks
-        in_smaller=_ALONE if smaller < spec.min_processes else {},
+        # any strategy's checkpoint goes on under any other, and most need more than one rank
+        in_smaller=_ALONE if smaller == 1 else {},
     )
     launcher = ["--launcher", options.launcher] if options.launcher else []
     start = TrainCommand(config, overrides, launcher, folder, secrets.token_hex(8), limit)
