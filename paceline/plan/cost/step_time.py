@@ -149,9 +149,11 @@ def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float
     efficiency = c.kernel / (1 + c.width / width + c.rows / tokens)
     share = ATTENTION_SHARE if work.fused else work.machine.attention
     busy = layer / (peak * efficiency) + attention / (work.machine.flops * share * c.attention)
+    busy += _adapter(work, c, 1.0 + products)
     moved = c.elementwise * passes * tokens * (shape.hidden_size * 2 + 2 * shape.intermediate / tp)
     moved += _casts(work, passes)
     moved_time = moved / work.machine.hbm * (c.compiled_time if work.fuses else 1.0)
+    moved_time += _expanded(work, passes) / work.machine.hbm
     # Overlap with tensor-parallel communication, bounded by kernel launches.
     bandwidth, waits = _tensor_parallel(work, c)
     alone = busy + moved_time
@@ -167,6 +169,28 @@ def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float
         loss = c.loss_moves * tokens * shape.vocab / tp / work.machine.hbm
         compute += head / (peak * efficiency) + loss
     return compute, tensor, stage.layers * _gather(work, c, max(lone, with_group))
+
+
+def _adapter(work: StepSpec, c: SpeedCoefficients, passes: float) -> float:
+    """Return the seconds of an adapter's own products on a layer. Its matrices are as thin as its rank."""
+    if work.adapter is None:
+        return 0.0
+    shape = work.shape
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    widths = 4 * shape.hidden_size + 2 * (q + kv) + 3 * (shape.hidden_size + shape.intermediate)
+    each = work.adapter.parameters / shape.layers
+    efficiency = c.kernel / (1 + c.width / max(1.0, each / widths) + c.rows / work.tokens)
+    reached = work.machine.reached or 0.8 * work.machine.flops
+    return 2.0 * passes * work.tokens * each / work.tp / (reached * efficiency)
+
+
+def _expanded(work: StepSpec, passes: float) -> float:
+    """Return the bytes that a layer's packed weights move. Each use reads them, writes them in 16 bits, and
+    reads those.
+    """
+    if work.adapter is None or work.adapter.base_bytes >= 2:
+        return 0.0
+    return passes * (work.adapter.base_bytes + 2 * 2.0) * work.layer_parameters / work.tp
 
 
 CASTS = (

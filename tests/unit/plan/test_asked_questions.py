@@ -87,3 +87,16 @@ def test_the_config_s_layout_is_recommended_where_it_is_the_fastest() -> None:
     assert forecast("own", spec, own).chosen is own
     full = replace(spec, cluster=replace(spec.cluster, machine=replace(spec.cluster.machine, memory=3 * GIB)))
     assert "Nothing fits" not in text(forecast("own", full, own))
+
+
+def test_an_adapter_s_rank_and_its_packed_base_cost_time() -> None:
+    """By the same layout: 4-bit weights are expanded at each use, a rank multiplies."""
+    steps = [
+        next(
+            c.step
+            for c in search(asked("llama-3-8b", "1xA100-SXM4-80GB", lora=rank, bits=bits).spec)
+            if c.work.micro_batch == 1 and c.layout.whole_copies and c.work.recompute == "full"
+        )
+        for rank, bits in ((16, 0), (16, 4), (256, 0))
+    ]
+    assert steps[1] > 1.02 * steps[0] and steps[2] > 1.05 * steps[0]
