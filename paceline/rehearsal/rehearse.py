@@ -99,7 +99,9 @@ def rehearse(
     warn((*loaded.notes, *warnings))
     folder = (to or Path(f"{plan.run_dir}-rehearsal")).absolute()
     cluster, began = Cluster.of(loaded.config.launch), time.monotonic()
-    leads = cluster.node_rank == 0
+    leads, launched = cluster.node_rank == 0, {key: str(value) for key, value in options.flags().items()}
+    if loaded.config.launch.nodes:  # a rank that is killed on purpose is to cost no node
+        launched |= {"launch.nodes": "null", "launch.nnodes": str(plan.num_nodes)}
     if leads and (folder / RUN).exists():  # another node may have made the folder
         raise ConfigError(codes.REHEARSE_FOLDER("--to" if to else "training.output_dir", str(folder)))
     nproc, smaller = plan.world_size // plan.num_nodes, plan.world_size // 2
@@ -110,7 +112,7 @@ def rehearse(
         kills=cluster.node_rank == plan.num_nodes - 1,
         leads=leads,
         evaluates=loaded.config.training.eval_strategy != "no",
-        launch={key: str(value) for key, value in options.flags().items()},
+        launch=launched,
         smaller=(nproc // 2, smaller) if nproc % 2 == 0 else None,
         # any strategy's checkpoint goes on under any other, and most need more than one rank
         in_smaller=_ALONE if smaller == 1 else {},
