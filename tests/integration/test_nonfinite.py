@@ -62,6 +62,9 @@ class OfDdp(Poisoned, DDP): ...
 class OfFsdp(Poisoned, FSDP): ...
 
 
+class OfTp(Poisoned, FSDP): ...
+
+
 class OfZero(Poisoned, DeepSpeed): ...
 
 
@@ -74,13 +77,15 @@ class OfPipeline(Poisoned, Pipeline): ...
     [
         ("OfDdp", False),
         ("OfDdp", True),
-        ("OfSingle", False),
+        pytest.param("OfSingle", False, marks=pytest.mark.slow),
         ("OfFsdp", False),
-        ("OfFsdp", True),
-        ("OfZero", False),
+        pytest.param("OfFsdp", True, marks=pytest.mark.slow),
+        pytest.param("OfZero", False, marks=pytest.mark.slow),
         ("OfZero", True),
         ("OfPipeline", False),
-        ("OfPipeline", True),
+        pytest.param("OfPipeline", True, marks=pytest.mark.slow),
+        pytest.param("OfTp", False, marks=pytest.mark.slow),
+        pytest.param("OfTp", True, marks=pytest.mark.slow),
     ],
 )
 def test_a_number_that_is_none_is_traced_to_its_row(
@@ -102,6 +107,8 @@ def test_a_number_that_is_none_is_traced_to_its_row(
     config["data"] |= {"train": str(tmp_path / "rows.json"), "max_length": 128}
     if strategy == "OfPipeline":
         config["training"]["parallelism"] = {"pp_size": 2}
+    if strategy == "OfTp":
+        config["training"]["parallelism"] = {"tp_size": 2}
     done = train(paceline, config, tmp_path, ranks)
     assert done.code == 1
     said = []
@@ -117,4 +124,4 @@ def test_a_number_that_is_none_is_traced_to_its_row(
         assert traced["what"] == "the output of model.embed_tokens in the forward"
         assert traced["rows"] == [f"{tmp_path / 'rows.json'}:{ROW}"]
     assert traced["micro_batch"] in (1, 2) and traced["micro_batches"] == 2
-    assert len(traced["ranks"]) == 1
+    assert len(traced["ranks"]) == (2 if strategy == "OfTp" else 1)  # both ranks of a layer see it

@@ -69,7 +69,7 @@ def left_out(odd: Tiny, paceline: Paceline, tmp_path: Path) -> Path:
     ("strategy", "policy"),
     [
         ("single", "rollback"),
-        ("ddp", "skip"),
+        pytest.param("ddp", "skip", marks=pytest.mark.slow),
         ("zero2", "skip"),
         pytest.param("fsdp", "skip", marks=pytest.mark.slow),
         pytest.param("zero1", "skip", marks=pytest.mark.slow),

@@ -85,8 +85,6 @@ class NonFiniteWatch:
 
         def before(_: nn.Module, args: tuple[Values, ...]) -> None:
             for local, parameter in module.named_parameters(recurse=False):
-                if isinstance(parameter, DTensor) or not parameter.is_floating_point():
-                    continue  # a shard: its whole is looked at where it is gathered
                 full = f"{name}.{local}" if name else local
                 if not_finite(parameter.detach()):
                     self.note(WEIGHT, full)
@@ -144,9 +142,12 @@ def plain_name(name: str) -> str:
 
 def not_finite(value: Tensor) -> bool:
     """Whether ``value`` holds NaN or infinity; masks and routers use minus infinity as a word of its own."""
-    if not value.is_floating_point() or isinstance(value, DTensor) or not value.numel():
+    local = (
+        value.to_local() if isinstance(value, DTensor) else value
+    )  # a question to all would be a collective
+    if not local.is_floating_point() or not local.numel():
         return False
-    return bool((value.isnan() | (value == torch.inf)).any())
+    return bool((local.isnan() | (local == torch.inf)).any())
 
 
 def tensors_in(value: Values) -> Iterator[Tensor]:
