@@ -185,7 +185,7 @@ def what_fits(plan: Plan, hardware: Hardware, *, ran_out: bool = False) -> list[
         if some
     ]
     sentences = [_sentence(c, factor, resident) for c in remedies]
-    if spec.adapter is None and all(c.work.offload != "none" for c in remedies):
+    if not ran_out and spec.adapter is None and all(c.work.offload != "none" for c in remedies):
         sentences += [text.removeprefix("or ") for text in in_bf16(spec, own)]
     return sentences
 
