@@ -347,6 +347,17 @@ class _DATA_PLAIN_TEMPLATE(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _DATA_TOKENIZER_ENDS(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        key: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _DATA_NO_OFFSETS(CodeName):
     def __call__(
         self,
@@ -551,6 +562,7 @@ DATA_NO_CHAT_TEMPLATE: _DATA_NO_CHAT_TEMPLATE
 DATA_PLAIN_TEMPLATE: _DATA_PLAIN_TEMPLATE
 DATA_TEMPLATE_TOKEN: Code
 DATA_NO_EOS: Code
+DATA_TOKENIZER_ENDS: _DATA_TOKENIZER_ENDS
 DATA_NO_OFFSETS: _DATA_NO_OFFSETS
 DATA_NO_TOKENIZER: Code
 DATA_BAD_TOKENIZER: Code

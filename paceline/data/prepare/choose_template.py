@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Set
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.diagnostics import Diagnostic, Severity
@@ -24,6 +25,7 @@ from paceline.data.chat_template.template_texts import (
     rendered,
 )
 from paceline.data.prepare.tokenize import Setup
+from paceline.data.tokenizer.file_facts import ends_in_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,10 +39,9 @@ def settle_template(
     If the tokenizer has none, prompts and answers get the built-in ``plain`` template (with a note).
     Conversations are refused, since the user must decide how turns are marked. Raises DataError.
     """
-    formats = rendered(row_formats)
-    notes: list[Diagnostic] = []
+    formats, notes = rendered(row_formats), list[Diagnostic]()
     if not formats:
-        return setup, notes
+        return setup, list(_missing_ends(setup, tokenizer))
     if not tokenizer.chat_template:
         if formats & setup.kind.conversations:
             raise DataError(no_template(setup.tokenizer.folder))
@@ -113,3 +114,16 @@ def _end_notes(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> Iterator[Dia
             hint="use a tokenizer with eos_token set",
             severity=Severity.WARNING,
         )
+
+
+def _missing_ends(setup: Setup, tokenizer: PreTrainedTokenizerBase) -> Iterator[Diagnostic]:
+    """Yield the tokens that the tokenizer's config asks for around plain texts, and that it does not add."""
+    ids = tokenizer("a")["input_ids"]
+    # Texts whose tokens are learnt get end of text in any case
+    adds = {
+        "add_bos_token": ids[:1] == [tokenizer.bos_token_id],
+        "add_eos_token": ids[-1:] == [tokenizer.eos_token_id] or setup.kind.learns_tokens,
+    }
+    for key in ends_in_config(Path(setup.tokenizer.folder)):
+        if not adds[key]:
+            yield codes.DATA_TOKENIZER_ENDS("model.tokenizer", f"{key}: true", key=key)

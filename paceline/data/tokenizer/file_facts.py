@@ -46,7 +46,7 @@ def unsettled(folder: Path, model: ModelSection, formats: Set[str], *, learns_an
     Empty if its files are enough.
     """
     if not rendered(formats):
-        return []
+        return [f"{key} in its config" for key in ends_in_config(folder)]
     tokenizer_config = _object(folder / "tokenizer_config.json")
     kind = str(tokenizer_config.get("tokenizer_class") or "")
     whether = {
@@ -60,6 +60,14 @@ def unsettled(folder: Path, model: ModelSection, formats: Set[str], *, learns_an
     return [why for why, is_so in whether.items() if is_so] + list(
         _of_template(folder, model, tokenizer_config)
     )
+
+
+def ends_in_config(folder: Path) -> list[str]:
+    """Return which of add_bos_token and add_eos_token the config sets beside a tokenizer.json, which
+    Transformers 5 follows instead.
+    """
+    config, is_fast = _object(folder / "tokenizer_config.json"), (folder / "tokenizer.json").is_file()
+    return [key for key in ("add_bos_token", "add_eos_token") if is_fast and config.get(key) is True]
 
 
 def _of_template(folder: Path, model: ModelSection, tokenizer_config: Mapping[str, Json]) -> Iterator[str]:

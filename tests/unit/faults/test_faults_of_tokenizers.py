@@ -28,6 +28,12 @@ def _no_eos(job: Job) -> Settings:
     return {}
 
 
+def _no_bos(job: Job) -> Settings:
+    changed(job.model / "tokenizer_config.json", add_bos_token=True)
+    (job.root / "texts.jsonl").write_text('{"text": "a b"}\n' * 20)
+    return {"data.train": str(job.root / "texts.jsonl")}
+
+
 def _slow(job: Job) -> Settings:
     """A tokenizer of Transformers that is Python alone."""
     for file in job.model.glob("tokenizer*"):
@@ -130,6 +136,7 @@ def _equal_pairs(job: Job) -> Settings:
 
 FAULTS: list[tuple[str, str, Callable[[Job], Settings]]] = [
     ("data.no_eos", "warning", _no_eos),
+    ("data.tokenizer_ends", "warning", _no_bos),
     ("data.no_offsets", "error", _slow),
     ("data.template_token", "warning", lambda job: {"model.chat_template": "chatml"}),
     ("data.template_costly", "error", _costly),
