@@ -311,7 +311,7 @@ def check_run(
             settings,
             config_file,
             overrides,
-            {} if not starts else _with_fewer_nodes(loaded, plan, launcher),
+            _with_fewer_nodes(loaded, plan, launcher),
         )
 
 

@@ -99,3 +99,22 @@ def test_a_run_goes_on_with_fewer_nodes_and_with_more_once_they_are_back(
     for step in steps_of(tmp_path / "whole"):
         assert last[step.step].loss == pytest.approx(step.loss, abs=2e-6), step.step
         assert last[step.step].tokens == step.tokens
+
+
+@pytest.mark.parametrize(
+    ("rows", "nodes", "code"),
+    [(1, "2:3", "plan.batch_world"), (2, "2:3", ""), (2, "2:4", "launch.nodes_range")],
+)
+def test_rows_that_fewer_nodes_cannot_divide_are_refused_before_the_start(
+    rows: int,
+    nodes: str,
+    code: str,
+    tiny: Callable[..., dict[str, Any]],
+    paceline: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    launch = {"nodes": nodes, "nnodes": 3, "nproc": 1, "master_port": 29500, "allow_unsigned_store": True}
+    config = {**tiny(per_device_train_batch_size=rows), "launch": {**launch, "master_addr": "127.0.0.1"}}
+    done = paceline("train", str(write_yaml(tmp_path / "c.yaml", config)), "--dry-run")
+    assert done.code == (2 if code else 0), done.err
+    assert code in done.err

@@ -29,6 +29,7 @@ FAILURES = 2  # of a node, until it is left out
 _LINE_BYTES = 64 * 1024
 _RETRY_SECONDS, _LOOK_SECONDS = 1.0, 0.1
 _NONCE_BYTES = 16
+_STRANGERS = 256  # connections that have not said yet who they are
 
 Message = Sequence[Json]
 
@@ -127,6 +128,8 @@ class FirstNode:
                 link.sendall(nonce.encode())
                 link.setblocking(False)
                 self._new.append(Link(link, self._secret, nonce, "first"))
+                for stranger in self._new[:-_STRANGERS]:
+                    stranger.socket.close()  # its next look ends it
         for new in list(self._new):
             messages = new.messages()
             match messages:
@@ -138,8 +141,8 @@ class FirstNode:
                     self._drop(number)
                     self.nodes[number] = _Node(new, host[:64], ready=True)
                     self._hosts[number] = host[:64]
-                    if number not in self.last.nodes:
-                        self._failures.pop(number, None)  # it comes back
+                    if self._failures.get(number, 0) >= FAILURES:
+                        self._failures[number] = FAILURES - 1  # it comes back, with one chance more
         for number, node in list(self.nodes.items()):
             messages = node.link.messages()
             if messages is None:

@@ -106,6 +106,19 @@ def test_a_node_that_fails_twice_is_told_and_left_out(job: Job) -> None:
     told = job.results[2]
     assert isinstance(told, Ended) and told.finding is not None
     assert (told.code, told.finding.code) == (1, "launch.node_left_out")
+    # Its launcher is started again: it takes part, and one failure more is enough
+    job.others.pop(2).close()
+    [waits] = job.come(2)
+    deadline = time.monotonic() + 60
+    while not job.first.grows():
+        assert time.monotonic() < deadline
+        job.first.poll()
+    job.end(n1=ECHO, n3=ECHO, n2=ECHO)
+    job.start(1, 3)
+    waits.join(60)
+    assert job.first.last.nodes == (0, 1, 2, 3)
+    job.end(n1=ECHO, n2=FAILED, n3=ECHO)
+    assert len(job.first.count()) == 1
 
 
 def test_with_too_few_all_end_for_the_same_reason(job: Job) -> None:
