@@ -47,7 +47,7 @@ CODES = {
     "kill": {"launch.worker_killed"},
     "exit": {"launch.rank_left"},
     "raise": {"training.exception"},
-    "full": {"training.disk_full", "training.exception"},
+    "full": {"training.system_refused"},
     "sleep": {"runtime.rank_late"},
     "stop": {"runtime.rank_silent"},
     "mismatch": {"runtime.collective_stuck"},

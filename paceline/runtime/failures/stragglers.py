@@ -23,7 +23,7 @@ from paceline.plan.timeouts import WaitLimits
 from paceline.runtime import codes
 from paceline.runtime.failures.last_heard import rank_late
 from paceline.runtime.failures.main_thread import DistributedCall
-from paceline.runtime.failures.roll_call import RollCall
+from paceline.runtime.failures.roll_call import SILENT_SECONDS, RollCall
 
 FLIGHT_SECONDS = 5.0  # between looks at the collectives under way; less where a limit is short
 _LEAST_SECONDS = 0.5
@@ -72,7 +72,10 @@ class StragglerMonitor:
         """Return the late ranks, given this rank's ``phase`` and what is known of all; None if there are
         none. ``stops``: as in ``look``."""
         busy = [(rank, beat) for rank, beat in roll.busy if rank != self._rank]
-        late = [(rank, beat) for rank, beat in busy if wait.seconds > self._limit(beat.phase)]
+        # A silent rank may be stopped: it is judged by its silence (``last_heard``), which says so
+        silent = {rank for rank, since in roll.quiet.items() if roll.at - since > SILENT_SECONDS}
+        overdue = [(rank, beat) for rank, beat in busy if wait.seconds > self._limit(beat.phase)]
+        late = [(rank, beat) for rank, beat in overdue if rank not in silent]
         waits = wait.describe()
         if late:
             first = late[0][1]

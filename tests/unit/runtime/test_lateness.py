@@ -55,6 +55,16 @@ def test_a_rank_that_has_never_been_heard_is_in_the_start() -> None:
     assert judged(59, None)[0] == "" and judged(61, None)[1].evidence["key"] == "start_key"
 
 
+def test_a_rank_that_is_silent_meanwhile_is_not_late_but_judged_by_its_silence() -> None:
+    wait, stopped = Collective("all_reduce", 7, "0", "", 11.0), HeartbeatRecord(9, 3, "train")
+    own = StragglerMonitor(0, LIMITS, 0.0)
+    quiet = RollCall.of(1, 20.0, [None, stopped], {1: 16.0}, LIMITS)
+    assert own.judge(wait, "train", quiet) is None
+    heard = RollCall.of(1, 20.0, [None, stopped], {1: 18.0}, LIMITS)
+    found = own.judge(wait, "train", heard)
+    assert found is not None and found.code == "runtime.rank_late"
+
+
 def test_where_all_wait_nobody_is_named() -> None:
     waits = HeartbeatRecord(9, 3, "train", waits=11.0)
     assert judged(11, waits)[0] == "collective_stuck" and "step_key" in judged(11, waits)[1].hint
