@@ -17,7 +17,10 @@ from paceline.plan.model.read_config import config_from_path, shape_from_config,
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan_json import shipped_table
 
-_DECORATIONS = re.compile(r"^(meta|hf|deepseekr1distill)|(hf|base|instruct|chat|it|v01|v02)$")
+#: What publishers add: their prefix, what it was trained for, the month of a release (2407)
+_DECORATIONS = re.compile(
+    r"^(meta|hf|c4ai|deepseekr1distill)|(hf|base|instruct|chat|it|v01|v02|2[456](?:0[1-9]|1[0-2]))$"
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def known_shape(name: str) -> ModelShape | None:
 
     The organisation and suffixes such as "-Instruct" are ignored.
     """
-    model = _by_plain_name().get(_plain(name))
+    model = _listed(name)
     return shape_from_config(model.config, name) if model else None
 
 
@@ -64,7 +67,7 @@ def named_config(given: str) -> Mapping[str, Json]:
     path = Path(given).expanduser()
     if path.exists() or given.startswith(("/", "./", "../", "~")):
         return config_from_path(path)
-    model = _by_plain_name().get(_plain(given))
+    model = _listed(given)
     if model is not None:
         return model.config
     plain = {_plain(name): name for name in known_models()}
@@ -76,9 +79,21 @@ def named_config(given: str) -> Mapping[str, Json]:
     raise ConfigError(codes.PLAN_MODEL_UNKNOWN("--model", given, near=", ".join(plain[n] for n in near)))
 
 
+def _listed(name: str) -> KnownModel | None:
+    """Return a listed model by its very name, else by the name without separators and additions."""
+    last = name.rsplit("/", 1)[-1].lower()
+    return known_models().get(last) or _by_plain_name().get(_plain(name))
+
+
 @cache
 def _by_plain_name() -> Mapping[str, KnownModel]:
-    return {_plain(name): model for name, model in known_models().items()}
+    plain = [_plain(name) for name in known_models()]
+    # opt-1.3b and opt-13b are alike without separators: neither is found so
+    return {
+        word: model
+        for word, model in zip(plain, known_models().values(), strict=True)
+        if plain.count(word) == 1
+    }
 
 
 def _plain(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,23 @@ from paceline.core.errors import ConfigError
 from paceline.plan.model.model_catalogue import known_models, known_shape, model_shape
 
 
-@pytest.mark.parametrize("name", sorted(known_models()))
+def exact(name: str) -> bool:
+    return model_shape(name).exact
+
+
+@pytest.mark.parametrize("name", sorted(filter(exact, known_models())))
 def test_the_sizes_give_the_published_number_of_parameters(name: str) -> None:
     assert model_shape(name).num_parameters == known_models()[name].parameters
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(name for name in known_models() if not exact(name)))
+def test_where_no_formula_counts_the_class_does(name: str) -> None:
+    assert model_shape(name, os.environ).num_parameters == known_models()[name].parameters
+
+
+def test_most_of_the_list_is_counted_without_a_process() -> None:
+    assert sum(map(exact, known_models())) > 0.8 * len(known_models())
 
 
 def test_the_list_has_the_families_and_both_kinds_of_experts() -> None:
@@ -37,9 +52,20 @@ def test_the_list_has_the_families_and_both_kinds_of_experts() -> None:
 
 
 def test_hub_names_are_found_in_the_list() -> None:
+    for name, parameters in (
+        ("openai/gpt-oss-20b", 20914757184),
+        ("google/gemma-3-4b-it", 3880263168),
+        ("mistralai/Ministral-8B-Instruct-2410", 8019808256),
+        ("CohereForAI/c4ai-command-r-v01", 34980831232),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", None),
+    ):
+        listed = known_shape(name)
+        assert listed is not None and parameters in (None, listed.num_parameters), name
     for name in ("meta-llama/Meta-Llama-3-8B-Instruct", "Llama-3-8B", "llama_3_8b"):
         found = known_shape(name)
         assert found is not None and found.num_parameters == 8030261248, name
+    assert [model_shape(f"facebook/opt-{size}").layers for size in ("1.3b", "13b")] == [24, 40]
+    assert known_shape("opt_13b") is None, "1.3 or 13 billion?"
     assert known_shape("somebody/a-model-of-tomorrow") is None
 
 
