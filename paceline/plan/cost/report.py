@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from paceline.config.sections.training_scale import ScaleFields
@@ -17,6 +17,7 @@ from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.workload.step_spec import StepSpec
 
 WIDTH = 100
+LEAN = 0.9
 TERMS = (
     "parameters",
     "gradients",
@@ -46,6 +47,7 @@ class Forecast:
     advice: tuple[str, ...]
     considered: int
     own: Candidate | None = None  # the layout of the config's plan
+    leanest: tuple[Candidate, ...] = ()  # each strategy's, where it needs clearly less than its fastest
 
     def to_json(self) -> JsonObject:
         """Plain JSON types."""
@@ -68,6 +70,7 @@ class Forecast:
             },
             "considered": self.considered,
             "strategies": [candidate_json(c) for c in self.rows],
+            "leanest": [candidate_json(c) for c in self.leanest],
             "planned": candidate_json(self.own) if self.own else None,
             "chosen": candidate_json(self.chosen) if self.chosen else None,
             "auto": {"chosen": self.ruled.strategy if self.ruled else None, "steps": list(self.steps)},
@@ -87,17 +90,30 @@ def forecast(name: str, spec: SearchSpec, own: Candidate | None = None, reason: 
     ruled, steps = (
         escalated(spec, candidates) if own is None else (own if reason else None, [reason] if reason else [])
     )
+    rows = tuple(chosen if chosen and c.strategy == chosen.strategy else c for c in best_of_each(candidates))
     return Forecast(
         name,
         spec,
-        tuple(chosen if chosen and c.strategy == chosen.strategy else c for c in best_of_each(candidates)),
+        rows,
         chosen,
         ruled,
         tuple(steps),
         tuple(advice(spec, candidates, chosen)),
         len(candidates),
         own,
+        leanest_of_each(candidates, rows),
     )
+
+
+def leanest_of_each(candidates: Sequence[Candidate], rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Return each strategy's layout with the least memory, where it needs ``LEAN`` of its fastest's or less."""
+    found = []
+    for row in rows:
+        others = [c for c in candidates if c.strategy == row.strategy and not c.impossible]
+        least = min(others, key=lambda c: (c.bytes, c.step), default=row)
+        if row.safe and least.bytes <= LEAN * row.bytes:
+            found.append(least)
+    return tuple(found)
 
 
 def candidate_json(c: Candidate) -> JsonObject:
@@ -182,7 +198,7 @@ def text(f: Forecast) -> str:
         )
         lines.append(_row(c, mark))
     # Notes below the table.
-    lines += ["", *_chosen(f)]
+    lines += ["", *_chosen(f), *_leanest(f)]
     if f.own is None:
         lines += wrapped("auto", "; ".join(f.steps))
     shown = f.own or f.chosen
@@ -230,9 +246,8 @@ def _row(c: Candidate, mark: str) -> str:
     name = (strategy_spec(c.layout.strategy).alone if c.work.world == 1 else "") or c.strategy
     states = (c.peak.parameters + c.peak.gradients + c.peak.optimizer) / GIB
     moving = (c.peak.attention + c.peak.mlp + c.peak.checkpoints + c.peak.images + c.peak.logits) / GIB
-    micro = f"{c.work.micro_batch}×{c.work.accumulation}{'r' if c.work.recompute == 'full' else ''}"
     head = (
-        f"{mark} {name:<20} {short_mesh(c):<21} {micro:>8} {c.bytes / GIB:>6.1f} {states:>6.1f}"
+        f"{mark} {name:<20} {short_mesh(c):<21} {_micro(c):>8} {c.bytes / GIB:>6.1f} {states:>6.1f}"
         f" {moving:>5.1f}"
     )
     if not c.fits:
@@ -268,6 +283,23 @@ def _chosen(f: Forecast) -> list[str]:
     where = f" on stage {c.place} of {c.work.pp}" if c.work.pp > 1 else ""
     lines = wrapped("fastest", f"{c.strategy}, {short_mesh(c)}: GiB of the fullest rank{where}: {parts}")
     return lines + wrapped("start", settings_text(settings(c)))
+
+
+def _leanest(f: Forecast) -> list[str]:
+    """Return the layouts with the least memory, for those who need room."""
+    least = sorted(f.leanest, key=lambda c: c.bytes)[:3]
+    if not least:
+        return []
+    parts = [
+        f"{c.strategy} {short_mesh(c)} {_micro(c)}: {c.bytes / GIB:.1f} GiB,"
+        f" {c.work.step_tokens / c.step / c.work.world:,.0f} tok/s"
+        for c in least
+    ]
+    return wrapped("leanest", "; ".join(parts))
+
+
+def _micro(c: Candidate) -> str:
+    return f"{c.work.micro_batch}×{c.work.accumulation}{'r' if c.work.recompute == 'full' else ''}"
 
 
 def settings_text(values: Mapping[str, Json]) -> str:
