@@ -115,6 +115,10 @@ Calibrate = Annotated[
         help="Take finished runs into this site's coefficients: paceline plan --calibrate RUN RUN …",
     ),
 ]
+Explain = Annotated[
+    bool,
+    typer.Option("--explain", help="Also derive each term of memory and time, with formula and numbers."),
+]
 Imports = Annotated[
     bool,
     typer.Option(
@@ -156,6 +160,7 @@ def plan(
     picture: Picture = None,
     ledger: Ledger = False,
     calibrate: Calibrate = False,
+    explain: Explain = False,
     imports: Imports = True,
     as_json: AsJson = False,
 ) -> None:
@@ -203,6 +208,11 @@ def plan(
             from paceline.cli.simulate import simulated_config
 
             simulated = simulated_config(planned.plan, forecast, cluster)
+    shown = None if forecast is None else forecast.own or forecast.chosen
+    if explain and shown is not None:
+        from paceline.plan.cost.derivation import derived
+
+        page = f"{page}\n{derived(shown)}"
     if simulated is not None:
         page, data = f"{page}\n{simulated.text()}", data | {"simulation": simulated.to_json()}
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False) if as_json else page, nl=as_json)

@@ -106,7 +106,7 @@ def forecast(name: str, spec: SearchSpec, own: Candidate | None = None, reason: 
 
 
 def leanest_of_each(candidates: Sequence[Candidate], rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Return each strategy's layout with the least memory, where it needs ``LEAN`` of its fastest's or less."""
+    """Return each strategy's layout with the least memory, if that is ``LEAN`` of its fastest's or less."""
     found = []
     for row in rows:
         others = [c for c in candidates if c.strategy == row.strategy and not c.impossible]

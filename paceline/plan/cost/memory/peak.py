@@ -60,7 +60,7 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
     stage_parameters = work.stage_parameters(stage)
     parameters, gradients, optimizer = _states(work, stage_parameters)
     # Activations: all that layers in flight save, or layer inputs and one live layer if recomputed.
-    attention, mlp = (count * work.element / 2 for count in with_state(work, *_kept(work, c)))
+    attention, mlp = _layer(work, c)
     slots = max(0, stage.layers - work.trained_part.first_layer) * in_flight(work, stage_index)
     layer = largest_layer(work, attention + mlp)
     working = _scores(work) if stage.layers else 0.0  # of the layer whose gradients are computed
@@ -68,7 +68,7 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
     if work.recompute == "full" or work.keeps:
         layer_input = c.checkpoint * work.element * work.tokens * work.shape.hidden_size
         checkpoints = layer_input / (work.tp if work.sequence_parallel else 1) * slots + layer
-        attention, mlp = (count * work.element / 2 for count in _kept_outputs(work))
+        attention, mlp = layer_bytes(work, c)
     logits = _logits(work, c) if stage.head and not work.spec.scalar_head else 0.0
     gathered = _gathered(work, c, stage_parameters, stage, slots)
     layer_sum = attention + mlp
@@ -104,6 +104,21 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
         fragments=fragments,
         overhead=overhead,
     )
+
+
+def _layer(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
+    """Return the bytes that a layer saves without recomputation: (attention with its norm, MLP with its)."""
+    attention, mlp = with_state(work, *_kept(work, c))
+    return attention * work.element / 2, mlp * work.element / 2
+
+
+def layer_bytes(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
+    """Return the bytes that a layer saves for a micro-batch's backward: (attention, MLP), each with its
+    norm."""
+    if work.recompute != "full" and not work.keeps:
+        return _layer(work, c)
+    attention, mlp = _kept_outputs(work)
+    return attention * work.element / 2, mlp * work.element / 2
 
 
 def _unsharded(
