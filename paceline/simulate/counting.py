@@ -117,7 +117,7 @@ class SavedActivations:
         """
         root: Any = self._root
         weights = [t for p in root.parameters() for t in (p, compute_copy(p))]
-        self._weights = {_local(t).untyped_storage()._cdata for t in (*weights, *root.buffers())}
+        self._weights = {local_tensor(t).untyped_storage()._cdata for t in (*weights, *root.buffers())}
         after = root.hf.base_model.register_forward_hook(self._head_begins)
         try:
             with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
@@ -160,10 +160,11 @@ def gathered_bytes(root: nn.Module) -> int:
 
 def held_bytes(tensors: Iterable[Tensor]) -> int:
     """Like ``strategies.model_handle.storage_bytes``, for tensors whose storages have no address."""
-    sizes = {s._cdata: s.nbytes() for s in (_local(t).untyped_storage() for t in tensors)}
+    sizes = {s._cdata: s.nbytes() for s in (local_tensor(t).untyped_storage() for t in tensors)}
     return sum(sizes.values())
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
@@ -27,6 +27,7 @@ from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
 from paceline.runtime.process_group.world import World
 from paceline.simulate.counting import Collectives, FakeValues, SavedActivations, gathered_bytes, held_bytes
+from paceline.simulate.live_bytes import LiveBytes
 from paceline.simulate.model import FakeFactory
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy
@@ -48,7 +49,7 @@ def simulate(plan: Plan, config: Mapping[str, Json], chunk_bytes: int = LEAST_CH
     alone = plan if runs_all else replace(plan, strategy=SINGLE.name, world_size=1, mesh=Mesh())
     world = World.pretend(alone.world_size)
     try:
-        with another_machine():
+        with another_machine(chunk_bytes):
             result = _step(alone, config, world, _options(plan, spec), chunk_bytes)
     finally:
         world.close(ok=True)
@@ -86,7 +87,7 @@ def _step(
         _micro_step(strategy, handle, batch, plan, None)
         _optimize(handle)
         strategy.zero_grad(handle)
-        _plain_last_layer(handle, plan.recompute)
+        plain = _plain_last_layer(handle, plan.recompute)
         kept, once, between = SavedActivations(handle.root), Collectives(), Collectives()
         # the first micro-batch may gather what all others find; those between are alike, so one is run
         with strategy.no_sync(handle):
@@ -97,6 +98,12 @@ def _step(
             _micro_step(strategy, handle, batch, plan, kept)
             _optimize(handle)
         states = _states(handle)
+        # The same beside these states and gradients, with every layer as it trains
+        for layer in plain:
+            layer.gradient_checkpointing = True  # type: ignore[assignment]
+        live = LiveBytes(_held(handle))
+        with live:
+            _micro_step(strategy, handle, batch, plan, None)
     times = plan.batch.accumulation - 2
     kinds = sorted({*once.count, *between.count})
     sent = {
@@ -107,6 +114,7 @@ def _step(
         "activations": kept.trunk,
         "head": kept.head,
         "gathered": kept.gathered,
+        "peak": live.peak,
         "collectives": sent,
     }
 
@@ -142,6 +150,15 @@ def _optimize(handle: Handle) -> None:
     handle.optimizer.step()
 
 
+def _held(handle: Handle) -> list[Tensor]:
+    """Return all tensors that exist between micro-batches."""
+    assert handle.optimizer is not None
+    parameters = list(handle.root.parameters())
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    states = [v for state in handle.optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+    return [*parameters, *map(compute_copy, parameters), *handle.root.buffers(), *gradients, *states]
+
+
 def _states(handle: Handle) -> dict[str, int]:
     assert handle.optimizer is not None
     parameters = list(handle.root.parameters())
@@ -155,14 +172,16 @@ def _states(handle: Handle) -> dict[str, int]:
     }
 
 
-def _plain_last_layer(handle: Handle, recompute: bool) -> None:
-    """Run the last layer without recomputation: the peak has all layers' inputs and one layer's activations.
+def _plain_last_layer(handle: Handle, recompute: bool) -> list[nn.Module]:
+    """Run the last layer without recomputation: the backward begins with all layers' inputs and one layer's
+    activations. Return that layer.
 
     The last layer is the first that the backward needs.
     """
     layers = [m for m in handle.root.modules() if getattr(m, "gradient_checkpointing", None) is True]
-    if recompute and layers:
-        layers[-1].gradient_checkpointing = False  # type: ignore[assignment]
+    for layer in layers[-1:] if recompute else []:
+        layer.gradient_checkpointing = False  # type: ignore[assignment]
+    return layers[-1:] if recompute else []
 
 
 def _batch(plan: Plan, mode: FakeTensorMode) -> Batch:
@@ -180,8 +199,10 @@ def _batch(plan: Plan, mode: FakeTensorMode) -> Batch:
 
 
 @contextmanager
-def another_machine() -> Iterator[None]:
-    """Make kernels ignore this CPU's capabilities and cache sizes: the plan is for another machine."""
+def another_machine(chunk_bytes: int = LEAST_CHUNK) -> Iterator[None]:
+    """Make kernels ignore this CPU's capabilities and cache sizes: the plan is for another machine, whose
+    head works on ``chunk_bytes`` of fp32 logits at a time.
+    """
     able = torch.cpu.get_capabilities
     blocks, cache = swiglu.BLOCK_ELEMENTS, chunked_cross_entropy.CACHE_BYTES
     with ExitStack() as undo:
@@ -191,7 +212,7 @@ def another_machine() -> Iterator[None]:
         undo.callback(setattr, rms_norm, "LEAST_GAIN", rms_norm.LEAST_GAIN)
         every = dict.fromkeys(("avx512_bf16", "avx512_fp16", "bf16", "fp16"), True)
         torch.cpu.get_capabilities = lambda: every  # type: ignore[assignment]
-        swiglu.BLOCK_ELEMENTS = chunked_cross_entropy.CACHE_BYTES = 2**60
+        swiglu.BLOCK_ELEMENTS, chunked_cross_entropy.CACHE_BYTES = 2**60, chunk_bytes
         rms_norm.LEAST_GAIN = math.inf  # no output values are read there
         if hasattr(
             _fsdp_param, "_chunk_with_empty"

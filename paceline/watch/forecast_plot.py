@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.plan.cost.coefficients import spread
-from paceline.plan.cost.report import Forecast, short_mesh
+from paceline.plan.cost.report import COMMUNICATION, Forecast, short_mesh
 from paceline.plan.cost.search import GIB, MARGIN, Candidate
 from paceline.watch import codes
 from paceline.watch.figure import BLUE, GREEN, GRID, INK, ORANGE, PURPLE, QUIET, RED, new_figure, write_png
@@ -31,7 +31,7 @@ TIMES = (
     ("compute", ("compute",), GREEN),
     (
         "exposed communication",
-        ("tensor_parallel", "context_parallel", "data_parallel", "pipeline"),
+        COMMUNICATION,
         ORANGE,
     ),
     ("pipeline bubble", ("bubble",), "#e0b021"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paceline.core.units import aligned
 from paceline.plan.cost.coefficients import memory_coefficients
-from paceline.plan.cost.memory.peak import chunk_of, in_flight, layer_bytes
+from paceline.plan.cost.memory.peak import head_kept, in_flight, layer_bytes
 from paceline.plan.cost.report import TIME, short_mesh
 from paceline.plan.cost.search import GIB, Candidate
 from paceline.plan.cost.step_time import step_flops, token_flops
@@ -41,7 +41,9 @@ def memory_terms(c: Candidate) -> list[Term]:
         if value:
             numbers = f"{each:.0f} × {work.tokens} × {layers * slots:g} / 2^30"
             formula = f"bytes a token and layer saves × tokens × layers{flying}"
-            terms.append(Term(name, value / GIB, formula, "" if work.scores else numbers))
+            exact = abs(each * work.tokens * layers * slots - value) <= 0.005 * value
+            formula += "" if exact else ", and gradients of the layer that the backward is in"
+            terms.append(Term(name, value / GIB, formula, numbers if exact else ""))
     if peak.checkpoints:
         formula = f"a layer's input × layers{flying}, and the one layer that is computed again"
         terms.append(Term("checkpoints", peak.checkpoints / GIB, formula))
@@ -81,12 +83,12 @@ def _logits(c: Candidate) -> Term:
     work, value = c.work, c.peak.logits / GIB
     if work.kernels == "eager" or work.fused_loss:
         return Term("logits", value, "bytes a logit × tokens × vocabulary")
-    chunk, size = chunk_of(work), work.shape.vocab * work.shape.hidden_size / work.tp
+    size = work.shape.vocab * work.shape.hidden_size / work.tp
     gradient = 4 if work.adapter is None or work.adapter.full_modules else 0
-    formula = "three chunks of logits + the head's fp32 gradient + its input's gradient"
-    chunks = 3 * min(chunk, 4 * work.tokens * work.shape.vocab / work.tp)
     moved = work.element * work.tokens * work.shape.hidden_size
-    return Term("logits", value, formula, f"( {chunks:.0f} + {gradient} × {size:.0f} + {moved:.0f} ) / 2^30")
+    chunks = c.peak.logits - head_kept(work)
+    formula = "the head's fp32 gradient + its input's gradient" + (" + a chunk of logits" if chunks else "")
+    return Term("logits", value, formula, f"( {gradient} × {size:.0f} + {moved:.0f} + {chunks:.0f} ) / 2^30")
 
 
 def _gathered(c: Candidate) -> str:
@@ -96,7 +98,7 @@ def _gathered(c: Candidate) -> str:
     if work.zero == 3 and work.gathering.keeps_all:
         return "all 16-bit weights, which stay for the window"
     if work.zero == 3:
-        return "16-bit weights of two layers, fp32 gradients of one, embedding and head"
+        return "embedding and head, and 16-bit weights of a layer or (in the backward) of two with fp32 gradients"
     if work.zero == 2:
         return "two buckets of gradients"
     return "DDP's bucket" if work.tp == 1 else "sequence shards gathered under tensor parallelism"
@@ -108,27 +110,29 @@ def time_terms(c: Candidate) -> list[Term]:
     hardware = step_flops(work) / work.world
     passes = 4 if work.recompute == "full" else 3
     rate = hardware * passes / 3 / max(speed.compute, 1e-12)
-    formulas = {
-        "compute": (
+    formulas = (  # in the order of TIME
+        (
             f"{token_flops(work) / 1e9:.3g} GFLOP × {work.step_tokens} tokens / {work.world} devices"
             f"{' × 4/3 (again)' if passes == 4 else ''} at {rate / 1e12:.0f} of"
             f" {machine.flops / 1e12:.0f} TFLOP/s"
         ),
-        "tensor_parallel": "8 gathers and scatters a layer (10 with recomputation), less what compute hides",
-        "context_parallel": "heads exchanged for tokens, all to all, in every layer",
-        "data_parallel": (
+        "8 gathers and scatters a layer (10 with recomputation), less what compute hides",
+        "heads exchanged for tokens, all to all, in every layer",
+        (
             "two gathers and a scatter a layer and micro-batch, less what compute hides"
             if work.zero == 3
             else "gradients summed over the ranks, less what the backward hides"
         ),
-        "pipeline": "activations and gradients sent between stages",
-        "bubble": f"{work.pp - 1} of {work.pp - 1 + work.accumulation} slots, in which a stage waits",
-        "optimizer": "weights, gradients and moments read and written at memory bandwidth",
-        "offload": f"states over the host's link ({machine.host / 1e9:.0f} GB/s), and Adam on the host",
-        "others": "forwards of frozen models, steps of further trained ones",
-        "generation": "each token reads the weights and the cache",
-    }
-    terms = [Term(name, float(getattr(speed, name)), formulas[name]) for name in TIME]
+        "activations and gradients sent between stages",
+        f"{work.pp - 1} of {work.pp - 1 + work.accumulation} slots, in which a stage waits",
+        "weights, gradients and moments read and written at memory bandwidth",
+        f"states over the host's link ({machine.host / 1e9:.0f} GB/s), and Adam on the host",
+        "forwards of frozen models, steps of further trained ones",
+        "each token reads the weights and the cache",
+    )
+    terms = [
+        Term(name, float(getattr(speed, name)), formula) for name, formula in zip(TIME, formulas, strict=True)
+    ]
     return [term for term in terms if term.value >= 0.0005 * speed.step]
 
 

@@ -107,13 +107,13 @@ def forecast(name: str, spec: SearchSpec, own: Candidate | None = None, reason: 
 
 def leanest_of_each(candidates: Sequence[Candidate], rows: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Return each strategy's layout with the least memory, if that is ``LEAN`` of its fastest's or less."""
-    found = []
+    lean = []
     for row in rows:
         others = [c for c in candidates if c.strategy == row.strategy and not c.impossible]
         least = min(others, key=lambda c: (c.bytes, c.step), default=row)
         if row.safe and least.bytes <= LEAN * row.bytes:
-            found.append(least)
-    return tuple(found)
+            lean.append(least)
+    return tuple(lean)
 
 
 def candidate_json(c: Candidate) -> JsonObject:
@@ -153,6 +153,7 @@ TIME = (
     "others",
     "generation",
 )
+COMMUNICATION = TIME[1:5]
 
 
 def settings(c: Candidate) -> JsonObject:

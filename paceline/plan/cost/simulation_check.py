@@ -9,7 +9,8 @@ from typing import TypedDict
 from paceline.core.json_types import JsonObject
 from paceline.core.units import human_bytes
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.plan.cost.memory.peak import head_chunks, kept_gathered, score_bytes
+from paceline.plan.cost.coefficients import memory_coefficients
+from paceline.plan.cost.memory.peak import head_kept, kept_gathered, saved_bytes, score_bytes
 from paceline.plan.cost.search import Candidate
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.spec import Simulated, strategy_spec
@@ -68,6 +69,7 @@ class Simulation(TypedDict, total=False):
     activations: float
     head: float
     gathered: float
+    peak: float
     collectives: Mapping[str, Sequence[int]]
     failed: str
     missing: str
@@ -85,10 +87,13 @@ def compare(plan: Plan, candidate: Candidate, measured: Simulation) -> list[Comp
     rows[2] = Compared("optimizer", states.get("optimizer"), peak.optimizer - counters)
     rows.append(_activations(plan, candidate, measured.get("activations")))
     chunked = algorithm_spec(plan.algorithm).sums_tokens
-    head = peak.logits - head_chunks(candidate.work) if chunked and peak.logits else None
+    head = head_kept(candidate.work) if chunked and peak.logits else None
     rows.append(Compared("head, for its backward", measured.get("head"), head))
     if gathered := measured.get("gathered"):
         rows.append(Compared("gathered for the backward", gathered, _gathered(plan, candidate)))
+    if "states" in measured and plan.mesh.pp == 1:
+        live = peak.total - peak.fragments - peak.overhead
+        rows.append(Compared("live tensors at the peak", measured.get("peak"), live))
     closed = strategy_spec(plan.strategy).collectives(plan)
     sent = measured.get("collectives") or {}
     for kind in sorted({*closed, *sent}):
@@ -112,7 +117,10 @@ def _activations(plan: Plan, candidate: Candidate, measured: float | None) -> Co
     sinks. Return activations without these scores if the plan's device has a kernel that keeps none.
     """
     work, peak = candidate.work, candidate.peak
-    closed, shape = peak.attention + peak.mlp + peak.checkpoints, work.shape
+    shape = work.shape
+    closed = peak.attention + peak.mlp + peak.checkpoints
+    if work.pp == 1:
+        closed = saved_bytes(work, memory_coefficients(work.system))
     if (
         measured is None
         or work.scores

@@ -105,14 +105,14 @@ def read(path: Path) -> dict[str, SiteCoefficients]:
     try:
         data = as_object(json.loads(read_text(path)))
         cards = data["cards"]
-        found = (
+        coefficients = (
             [from_json(SiteCoefficients, as_object(card)) for card in cards]
             if isinstance(cards, list)
             else []
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(codes.PLAN_CALIBRATION_FILE(str(path), str(error))) from error
-    return {each.card: each for each in found}
+    return {each.card: each for each in coefficients}
 
 
 def dumps(coefficients: Mapping[str, SiteCoefficients]) -> str:

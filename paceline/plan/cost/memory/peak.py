@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 from paceline.core.units import human_bytes
 from paceline.plan.cost.coefficients import MemoryCoefficients
-from paceline.plan.model.kernels import LEAST_CHUNK, bytes_of_score, head_chunk_bytes
+from paceline.plan.model.kernels import bytes_of_score, head_chunk_bytes
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import ATTENTION, MATMUL
 from paceline.plan.workload.step_spec import OWN_LAYERS, StageSize, StepSpec
@@ -64,19 +64,27 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
     slots = max(0, stage.layers - work.trained_part.first_layer) * in_flight(work, stage_index)
     layer = largest_layer(work, attention + mlp)
     working = _scores(work) if stage.layers else 0.0  # of the layer whose gradients are computed
-    checkpoints = 0.0
+    checkpoints = mlp_gradients = 0.0
     if work.recompute == "full" or work.keeps:
-        layer_input = c.checkpoint * work.element * work.tokens * work.shape.hidden_size
-        checkpoints = layer_input / (work.tp if work.sequence_parallel else 1) * slots + layer
+        checkpoints = _inputs(work, c) * slots + layer
         attention, mlp = layer_bytes(work, c)
     logits = _logits(work, c) if stage.head and not work.spec.scalar_head else 0.0
     gathered = _gathered(work, c, stage_parameters, stage, slots)
+    if logits and work.kernels != "eager" and work.pp == 1:
+        # Logits are gone when the backward begins: the peak is where the head computes them, or after it.
+        before = _gathered_at_head(work, gathered, stage_parameters, stage)
+        after = checkpoints - _inputs(work, c) * slots if checkpoints else 0.0
+        flowing = _flowing(work)
+        if head_chunks(work) + before >= after + flowing + gathered:
+            gathered, checkpoints = before, checkpoints - after
+        else:
+            logits, mlp_gradients = logits - head_chunks(work), flowing
     layer_sum = attention + mlp
     # A rollout's KV cache is freed before the update: it counts only beyond the update's activations.
     gathered += max(0.0, _answers(work) - (layer_sum * slots + checkpoints + logits + gathered))
     picture = work.picture
     images = work.pictures * (picture.saved + picture.pixels) if picture is not None else 0.0
-    moving = layer_sum * slots + checkpoints + images + logits + gathered + working
+    moving = layer_sum * slots + checkpoints + images + logits + gathered + working + mlp_gradients
     # Context, fragmentation, other models, and a safety share on top of everything but those models.
     overhead = (c.overhead + (c.communicators if work.world > 1 else 0.0)) * 2**30 * work.machine.context
     fragments = c.fragments * moving + c.segments * _segments(work) * layer_sum * slots
@@ -95,7 +103,7 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
         gradients=gradients,
         optimizer=optimizer,
         attention=attention * slots + working,
-        mlp=mlp * slots,
+        mlp=mlp * slots + mlp_gradients,
         checkpoints=checkpoints,
         images=images,
         logits=logits,
@@ -121,6 +129,37 @@ def layer_bytes(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
     return attention * work.element / 2, mlp * work.element / 2
 
 
+def _flowing(work: StepSpec) -> float:
+    """Return the bytes of gradients in an MLP's backward: of its product and of what went in, the product
+    itself once more for the last weight's gradient, and the layer's output."""
+    inner = work.shape.intermediate * max(1.0, _visited(work)) / work.tp
+    tensors = (3 if work.shape.family.gated else 2) + (0 if work.adapter is not None else 1)
+    return work.element * work.tokens * (tensors * inner + work.shape.hidden_size)
+
+
+def _inputs(work: StepSpec, c: MemoryCoefficients) -> float:
+    """Return the bytes of a recomputed layer's input."""
+    count = c.checkpoint * work.element * work.tokens * work.shape.hidden_size
+    return count / (work.tp if work.sequence_parallel else 1)
+
+
+def saved_bytes(work: StepSpec, c: MemoryCoefficients) -> float:
+    """Return the bytes of activations when the backward begins, of the layer that it recomputes first too."""
+    [stage] = work.stages
+    layers = max(0, stage.layers - work.trained_part.first_layer)
+    saved = sum(layer_bytes(work, c)) * layers + (_scores(work) if stage.layers else 0.0)
+    if work.recompute == "full" or work.keeps:
+        saved += _inputs(work, c) * layers + largest_layer(work, sum(_layer(work, c)))
+    return saved
+
+
+def _gathered_at_head(work: StepSpec, gathered: float, parameters: float, stage: StageSize) -> float:
+    """Return the bytes that are gathered while the head computes: ZeRO-3's last layer, and what stays."""
+    if work.zero < 3:
+        return gathered
+    return kept_gathered(work, parameters, stage) + work.element * work.layer_parameters / work.tp
+
+
 def _unsharded(
     work: StepSpec, c: MemoryCoefficients, parameters: float, stage: StageSize, trained: float
 ) -> float:
@@ -130,7 +169,9 @@ def _unsharded(
     frozen = work.adapter
     if not how.keeps_all:
         each = work.element if frozen is None else frozen.base_bytes
-        weights = c.root_unit * weights + each * (2 if work.prefetch else 1) * layer
+        # FSDP's root unit: embedding and head stay from forward to backward
+        root = c.root_unit if work.kernels == "eager" else 1.0
+        weights = root * weights + each * (2 if work.prefetch else 1) * layer
     unit = parameters if how.one_unit else layer
     if frozen is None:
         gradients = 4.0 * unit
@@ -314,21 +355,30 @@ def _visited(work: StepSpec) -> float:
 
 def _logits(work: StepSpec, c: MemoryCoefficients) -> float:
     """Return the bytes of logits, their fp32 copy, its softmax and gradients; less if computed in chunks."""
-    # chunks of logits, and the head's gradient computed in the forward (models.head_kernels)
     if work.kernels != "eager":
-        trained = work.adapter is None or work.adapter.full_modules > 0
-        gradient = 4.0 * work.embedding_parameters / work.tp if trained else 0.0
-        return head_chunks(work) + gradient + work.element * work.tokens * work.shape.hidden_size
+        return head_chunks(work) + head_kept(work)
     if work.fused_loss:
         return c.fused_logits * 2**30
     return c.logits * work.tokens * work.shape.vocab / work.tp
 
 
+def head_kept(work: StepSpec) -> float:
+    """Return what the head saves for its backward: gradients, which its forward computes."""
+    trained = work.adapter is None or work.adapter.full_modules > 0
+    gradient = 4.0 * work.embedding_parameters / work.tp if trained else 0.0
+    return gradient + work.element * work.tokens * work.shape.hidden_size
+
+
 def head_chunks(work: StepSpec) -> float:
-    """Return the bytes of the logits that the head holds at a time: three chunks, or as many as there are."""
-    chunk = chunk_of(work)
-    all_logits = 4.0 * work.tokens * work.shape.vocab / work.tp
-    return 3.0 * min(chunk, max(LEAST_CHUNK, all_logits))
+    """Return the bytes that the head holds while it computes, at both sides of the last norm and in logits: a
+    chunk in the dtype of the products, and in 16 bit one in fp32 too, which a fused kernel spares
+    (``models.heads.chunked_cross_entropy``).
+    """
+    ends = 2.0 * work.element * work.tokens * work.shape.hidden_size
+    logits = work.tokens * work.shape.vocab / work.tp
+    chunk = float(chunk_of(work))
+    wide = min(chunk, 4.0 * logits)
+    return ends + wide + (0.0 if work.element == 4 else min(chunk, work.element * logits))
 
 
 def chunk_of(work: StepSpec) -> int:

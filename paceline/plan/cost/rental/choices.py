@@ -142,7 +142,7 @@ def choose(
     More cards are no longer tried once they do not make the training faster. Raises ConfigError if a limit
     needs the training's length and it is not known, or if nothing runs the job.
     """
-    found: list[Choice] = []
+    choices: list[Choice] = []
     whole, tried = True, 0
     for name in names:
         before: Choice | None = None
@@ -157,18 +157,18 @@ def choose(
             if candidate is None:
                 continue
             choice = _choice(name, spec, candidate, limits)
-            found.append(choice)
+            choices.append(choice)
             if before is not None and choice.seconds >= before.seconds:
                 break
             before = choice
     if not whole and (limits.by is not None or limits.budget is not None):
         raise ConfigError(codes.PLAN_GOAL_LENGTH("--by" if limits.by else "--budget", "not known"))
-    if not found:
+    if not choices:
         raise ConfigError(codes.PLAN_GOAL_NOTHING("--goal", limits.goal.value, tried=tried))
-    keeping = [choice for choice in found if choice.within(limits)]
+    keeping = [choice for choice in choices if choice.within(limits)]
     priced = [c for c in keeping if c.usd is not None] if limits.goal is Goal.CHEAPEST else keeping
     best = min(priced, key=lambda c: order(c, limits.goal), default=None)
-    return Choices(limits, tuple(found), best, whole, tried)
+    return Choices(limits, tuple(choices), best, whole, tried)
 
 
 def _fastest(spec: SearchSpec) -> Candidate | None:

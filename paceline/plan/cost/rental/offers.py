@@ -62,9 +62,9 @@ def is_sold(name: str, cluster: AcceleratorCluster) -> bool:
 
 def offers_of(name: str, cluster: AcceleratorCluster, spot: bool) -> list[Offer]:
     """Return the offers for ``cluster``, cheapest first: of the instance ``name``, else of its cards."""
-    found = [
+    fitting = [
         offer
         for offer in offers()
         if offer.fits(name, cluster) and offer.sells(cluster.cards) and offer.price(spot) is not None
     ]
-    return sorted(found, key=lambda offer: offer.price(spot) or 0.0)
+    return sorted(fitting, key=lambda offer: offer.price(spot) or 0.0)
