@@ -98,7 +98,7 @@ def _gathered(c: Candidate) -> str:
     if work.zero == 3 and work.gathering.keeps_all:
         return "all 16-bit weights, which stay for the window"
     if work.zero == 3:
-        return "embedding and head, and 16-bit weights of a layer or (in the backward) of two with fp32 gradients"
+        return "embedding and head, and a layer, or in the backward two and the gradients of one"
     if work.zero == 2:
         return "two buckets of gradients"
     return "DDP's bucket" if work.tp == 1 else "sequence shards gathered under tensor parallelism"
