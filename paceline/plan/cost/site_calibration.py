@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
-from paceline.core.json_types import Json, JsonObject, as_object
+from paceline.core.json_types import as_object
 from paceline.core.units import aligned
 from paceline.plan import codes
 from paceline.plan.cost.measured_runs import BOUNDS, GIB, LedgerEntry
@@ -78,6 +78,12 @@ class SiteCoefficients:
         return f"{len(self.runs)} calibrated run(s) on {self.card}, {self.written}{other}"
 
 
+@dataclass(frozen=True)
+class _CalibrationFile:
+    note: str
+    cards: tuple[SiteCoefficients, ...]
+
+
 def _factor(ratios: Iterable[float | None]) -> float:
     logs = [math.log(ratio) for ratio in ratios if ratio]
     low, high = BOUNDS
@@ -103,23 +109,16 @@ def read(path: Path) -> dict[str, SiteCoefficients]:
     if not path.exists():
         return {}
     try:
-        data = as_object(json.loads(read_text(path)))
-        cards = data["cards"]
-        coefficients = (
-            [from_json(SiteCoefficients, as_object(card)) for card in cards]
-            if isinstance(cards, list)
-            else []
-        )
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        written = from_json(_CalibrationFile, as_object(json.loads(read_text(path))))
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigError(codes.PLAN_CALIBRATION_FILE(str(path), str(error))) from error
-    return {each.card: each for each in coefficients}
+    return {each.card: each for each in written.cards}
 
 
 def dumps(coefficients: Mapping[str, SiteCoefficients]) -> str:
     """Return the file's text."""
-    cards: list[Json] = [asdict(each) for each in coefficients.values()]
-    data: JsonObject = {"note": "written by paceline plan --calibrate", "cards": cards}
-    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    file = _CalibrationFile("written by paceline plan --calibrate", tuple(coefficients.values()))
+    return json.dumps(asdict(file), indent=1, ensure_ascii=False) + "\n"
 
 
 def table(coefficients: Iterable[SiteCoefficients]) -> str:

@@ -51,5 +51,5 @@ def test_formulas_with_numbers_give_their_terms(job: ModelJob, hardware: str) ->
                 )
         seconds = sum(term.value for term in time_terms(row))
         assert seconds == pytest.approx(row.speed.step, rel=0.01), row.strategy
-        assert max(map(len, derived(row).splitlines())) <= 120
-    assert derivations > (2 if job.lora else 4) * len(told.rows)
+        assert max(map(len, derived(row).splitlines())) <= 130
+    assert derivations > (1 if job.lora else 4) * len(told.rows)

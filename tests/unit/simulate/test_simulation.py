@@ -147,7 +147,13 @@ def assert_agrees(rows: dict[str, Compared]) -> None:
     """States and collectives to the byte, what is gathered but for padding, activations within 6 %."""
     for name, row in rows.items():
         room = (
-            0.06 if name in ("activations", "head, for its backward") else 0.05 if "gathered" in name else 0.0
+            0.2  # at these widths; ``test_live_bytes`` holds it to 2 % at a model's
+            if name == "live tensors at the peak"
+            else 0.06
+            if name in ("activations", "head, for its backward")
+            else 0.05
+            if "gathered" in name
+            else 0.0
         )
         assert row.simulated is not None and row.closed is not None, row
         assert row.apart == pytest.approx(0, abs=room), row

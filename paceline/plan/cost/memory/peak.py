@@ -130,8 +130,11 @@ def layer_bytes(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
 
 
 def _flowing(work: StepSpec) -> float:
-    """Return the bytes of gradients in an MLP's backward: of its product and of what went in, the product
-    itself once more for the last weight's gradient, and the layer's output."""
+    """Return the bytes of gradients in an MLP's backward.
+
+    They are of its product and of what went in, and of the layer's output. The product itself is made once
+    more, for the last weight's gradient.
+    """
     inner = work.shape.intermediate * max(1.0, _visited(work)) / work.tp
     tensors = (3 if work.shape.family.gated else 2) + (0 if work.adapter is not None else 1)
     return work.element * work.tokens * (tensors * inner + work.shape.hidden_size)
@@ -370,9 +373,10 @@ def head_kept(work: StepSpec) -> float:
 
 
 def head_chunks(work: StepSpec) -> float:
-    """Return the bytes that the head holds while it computes, at both sides of the last norm and in logits: a
-    chunk in the dtype of the products, and in 16 bit one in fp32 too, which a fused kernel spares
-    (``models.heads.chunked_cross_entropy``).
+    """Return the bytes that the head holds while it computes, at both sides of the last norm and in logits.
+
+    Logits are a chunk in the dtype of the products, and in 16 bit one in fp32 too. A fused kernel spares the
+    latter (``models.heads.chunked_cross_entropy``).
     """
     ends = 2.0 * work.element * work.tokens * work.shape.hidden_size
     logits = work.tokens * work.shape.vocab / work.tp
