@@ -200,8 +200,9 @@ def _batch(plan: Plan, mode: FakeTensorMode) -> Batch:
 
 @contextmanager
 def another_machine(chunk_bytes: int = LEAST_CHUNK) -> Iterator[None]:
-    """Make kernels ignore this CPU's capabilities and cache sizes: the plan is for another machine, whose
-    head works on ``chunk_bytes`` of fp32 logits at a time.
+    """Make kernels ignore this CPU's capabilities and cache sizes: the plan is for another machine.
+
+    Its head works on ``chunk_bytes`` of fp32 logits at a time.
     """
     able = torch.cpu.get_capabilities
     blocks, cache = swiglu.BLOCK_ELEMENTS, chunked_cross_entropy.CACHE_BYTES
