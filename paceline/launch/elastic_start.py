@@ -73,7 +73,7 @@ class ElasticStart:
         others = first.ends(self.launch.rejoin_timeout, self.stops)
         code = decisive([own.code, *(end.code for end in others)])
         cause = next(end for end in (own, *others) if end.code == code)
-        stopped = any(end.stopped for end in others) or (own.stopped and not grown)
+        stopped = any(end.stopped for end in others) or (own.signalled if grown else own.stopped)
         # a node that is gone took its leave in order, or one is back
         changes = code == ExitCode.STOPPED and not stopped and (bool(grown) or first.misses())
         if not changes:

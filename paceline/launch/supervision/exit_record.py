@@ -30,6 +30,7 @@ from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
 
 _ROOM = 4096  # bytes: the record is begun with so many, so that it can be completed on a full disk
+REQUEST = "request"  # a stop without a signal: paceline stop, a program, a node that is back
 _WORDS = {
     int(ExitCode.OK): "finished",
     int(ExitCode.STOPPED): "stopped",
@@ -88,7 +89,7 @@ class LaunchRecord:
         self.run, self.node_rank, self._redact = run, node_rank, redact
         self._earlier = _identity(run.result_json)  # of an earlier attempt, until rank 0 removes it
         self._saved_before = _identity(run.latest)
-        self.stop = ""  # the signal that asked for a stop
+        self.stop = ""  # the signal that asked for a stop, or REQUEST
 
     def begin(self) -> None:
         """Record that this launcher starts the run, where its directory is already there.

@@ -149,8 +149,8 @@ class FirstNode:
                 self._drop(number)
             for message in messages or ():
                 match message:
-                    case ["ended", int(code), str(error), int(step), str(saved), bool(stopped)]:
-                        node.end, node.ready = RunEnd(code, error, step, saved, stopped), True
+                    case ["ended", int(code), str(error), int(step), str(saved), bool(stop), bool(signal)]:
+                        node.end, node.ready = RunEnd(code, error, step, saved, stop, signal), True
 
     def grows(self) -> bool:
         """Whether a node waits that the start under way does without."""

@@ -14,7 +14,7 @@ from paceline.core.json_types import as_object
 from paceline.core.rundir import RunDir
 from paceline.launch import codes
 from paceline.launch.supervision.exit_policy import After, after
-from paceline.launch.supervision.exit_record import begun_start
+from paceline.launch.supervision.exit_record import REQUEST, begun_start
 
 FIRST_SECONDS, MOST_SECONDS = 2.0, 60.0  # of the pause before a second restart, which doubles
 _LOOK_SECONDS = 0.1
@@ -28,7 +28,7 @@ class RunEnd:
     - ``error``: the code of what ended it, empty if unknown
     - ``step``: the last recorded one
     - ``saved``: name of the newest checkpoint, empty without one
-    - ``stopped``: a signal had asked for it
+    - ``stopped``: a signal or a request had asked for it; ``signalled``: a signal
     """
 
     code: int
@@ -36,6 +36,7 @@ class RunEnd:
     step: int
     saved: str
     stopped: bool = False
+    signalled: bool = False
 
     @classmethod
     def of(cls, run: RunDir, code: int, node_rank: int, rank: int) -> RunEnd:
@@ -45,7 +46,9 @@ class RunEnd:
         saved = ""
         with suppress(OSError, UnicodeDecodeError):
             saved = read_run_file(run.latest).strip()
-        return cls(code, str(cause.get("code") or ""), last_step(run, rank), saved, bool(record.get("stop")))
+        stop = record.get("stop")
+        error, step = str(cause.get("code") or ""), last_step(run, rank)
+        return cls(code, error, step, saved, bool(stop), bool(stop) and stop != REQUEST)
 
 
 def last_step(run: RunDir, rank: int) -> int:

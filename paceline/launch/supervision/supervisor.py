@@ -44,7 +44,7 @@ from paceline.launch.supervision.exit_codes import (
     root_of,
     signal_name,
 )
-from paceline.launch.supervision.exit_record import Exit, LaunchRecord
+from paceline.launch.supervision.exit_record import REQUEST, Exit, LaunchRecord
 from paceline.launch.supervision.oom_kills import MemoryKills
 from paceline.launch.supervision.spare import Process, Spares
 from paceline.launch.supervision.worker_channel import AGENT, SOCKET, PeerExit, WorkerServer
@@ -169,7 +169,7 @@ class _Supervisor:
                     self._poll()
                     self._tend_spare()
                     if self._stop_signal is None and self._stop_requested():
-                        self._on_signal(signal.SIGTERM, None)
+                        self._begin_stop(signal.SIGTERM, REQUEST)
                     if self._kill_now:
                         self._report("stopped at once; anything not saved before is lost")
                         for child in self._children:
@@ -454,10 +454,13 @@ class _Supervisor:
         self._report("signal USR1: each rank writes the stacks of its threads to its log, and goes on")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._begin_stop(number, signal_name(number))
+
+    def _begin_stop(self, number: int, reason: str) -> None:
+        if self._record is not None and self._record.stop in ("", REQUEST):
+            self._record.stop = reason  # a signal also ends what was to go on after a request
         if self._stop_signal is None:
             self._stop_signal = number
-            if self._record is not None:
-                self._record.stop = signal_name(number)
             more = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
             self._report(f"stopping after this step, with a checkpoint{more}")
         elif number == signal.SIGINT:

@@ -6,12 +6,14 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
 
+from paceline.config.sections.launch import LaunchSection
 from paceline.launch import codes
+from paceline.launch.elastic_start import ElasticStart
 from paceline.launch.network import free_port
 from paceline.launch.supervision.membership import Ended, FirstNode, Lineup, OtherNode
 from paceline.launch.supervision.restarts import RunEnd
@@ -167,3 +169,34 @@ def test_who_does_not_have_the_secret_is_no_node(stranger: str, job: Job) -> Non
         assert isinstance(result, Ended) and job.first.nodes == {}
     for thread in threads:
         thread.join(60)
+
+
+@pytest.mark.parametrize("signalled", [True, False])
+def test_a_signal_while_the_run_saves_for_a_node_that_is_back_stops_it(
+    signalled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_STORE_SECRET", SECRET.decode())
+    monkeypatch.setattr("paceline.launch.elastic_start.MEET_SECONDS", 1.0)  # node 1 is away at first
+    port = free_port()
+    launch = LaunchSection(
+        nodes="1:2", nnodes=2, master_addr="127.0.0.1", master_port=port - 1, rejoin_timeout=1
+    )
+    other, sizes, threads = OtherNode(("127.0.0.1", port), SECRET, 1), list[int](), list[threading.Thread]()
+
+    def attempt(lineup: Lineup, stops: Callable[[], bool]) -> RunEnd:
+        sizes.append(len(lineup.nodes))
+        if len(sizes) > 1:
+            other.report_end(RunEnd(0, "", 9, "step-9"))
+            return RunEnd(0, "", 9, "step-9")
+        threads.append(threading.Thread(target=lambda: other.line_up(notes.append, lambda: False, 30)))
+        threads[0].start()
+        while not stops():
+            time.sleep(0.01)
+        return RunEnd(75, "", 5, "step-5", stopped=True, signalled=signalled)
+
+    notes: list[str] = []
+    start = ElasticStart(launch, attempt, lambda: False, notes.append, lambda finding: None)
+    with closing(other):
+        code = start.run()
+        threads[0].join(30)
+    assert (code, sizes) == ((75, [1]) if signalled else (0, [1, 2]))
