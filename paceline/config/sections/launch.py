@@ -62,7 +62,7 @@ def to_nodes(value: Json) -> str:
     text = to_text(value).strip()
     match = _RANGE.fullmatch(text)
     if match is None or not 0 < int(match[1]) <= int(match[2]):
-        raise misfit("must be the fewest and the most nodes, as 3:4")
+        raise misfit("must be the fewest and the most nodes, as 3:4; launch.nnodes is a fixed number")
     return text
 
 
