@@ -126,6 +126,8 @@ def calibrate(folders: Sequence[Path], environ: Mapping[str, str] = os.environ) 
     path = calibration_path(environ)
     if path is None:
         raise ConfigError(codes.PLAN_CALIBRATION_OFF(VARIABLE, "off"))
+    if not folders:
+        raise ConfigError(codes.PLAN_CALIBRATION_RUN("--calibrate", "no run"))
     runs = [read_measured(folder, environ) for folder in folders]
     useless = [run for run in runs if run.entry.memory_ratio is None and run.entry.speed_ratio is None]
     if useless:

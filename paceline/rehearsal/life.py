@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -97,11 +98,27 @@ def live(start: TrainCommand, stages: Stages, report: Report) -> Life:
     report(f"start, {stages.steps} steps, evaluation, a save at step {stages.saved}, then a rank is killed")
     fresh = {**stages.settings, "training.resume_from_checkpoint": "null"}
     rank = stages.node_rank * stages.nproc
-    first = start.start(RUN, fresh, rank, _reached(stages.steps), kill_last_rank if stages.kills else _watch)
+    act = kill_last_rank if stages.kills else _watch
+    first = start.start(RUN, fresh, rank, _saved_and_reached(stages.steps), act)
     life = Life(first)
     if not first.saves or first.late or (first.acted is None and first.code != ExitCode.OK):
         return life
-    point = resume_point(first)
+    if goes_on(first):
+        life = _lived_again(life, start, stages, report)
+    if stages.leads:
+        report("the model is exported and opened again")
+        life = replace(life, exported=_export(start.folder))
+    return life
+
+
+def goes_on(first: Attempt) -> bool:
+    """Whether steps are left after the checkpoint from which a resume would start."""
+    return bool(first.saves) and resume_point(first).step < (first.total_steps or math.inf)
+
+
+def _lived_again(life: Life, start: TrainCommand, stages: Stages, report: Report) -> Life:
+    """Go on from the checkpoint, with the same ranks and with fewer."""
+    point, rank = resume_point(life.first), stages.node_rank * stages.nproc
     report(f"the same run goes on from step {point.step}; then it is stopped")
     resuming = {**stages.settings, "training.resume_from_checkpoint": point.path}
     resumed = start.start(RUN, resuming, rank, _reached(point.step + BEYOND), stop)
@@ -118,9 +135,6 @@ def live(start: TrainCommand, stages: Stages, report: Report) -> Life:
             stop,
         )
         life = replace(life, other=other, world_size=world_size)
-    if stages.leads:
-        report("the model is exported and opened again")
-        life = replace(life, exported=_export(start.folder))
     return life
 
 
@@ -133,6 +147,16 @@ def resume_point(first: Attempt) -> CheckpointSaved:
 def _reached(step: int) -> Callable[[Sequence[Record]], bool]:
     def enough(records: Sequence[Record]) -> bool:
         return any(isinstance(record.event, Step) and record.event.step >= step for record in records)
+
+    return enough
+
+
+def _saved_and_reached(step: int) -> Callable[[Sequence[Record]], bool]:
+    """The step, and a checkpoint: one that is written beside the steps may come later."""
+    reached = _reached(step)
+
+    def enough(records: Sequence[Record]) -> bool:
+        return reached(records) and any(isinstance(record.event, CheckpointSaved) for record in records)
 
     return enough
 

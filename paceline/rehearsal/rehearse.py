@@ -102,8 +102,10 @@ def rehearse(
     leads, launched = cluster.node_rank == 0, {key: str(value) for key, value in options.flags().items()}
     if loaded.config.launch.nodes:  # a rank that is killed on purpose is to cost no node
         launched |= {"launch.nodes": "null", "launch.nnodes": str(plan.num_nodes)}
-    if leads and (folder / RUN).exists():  # another node may have made the folder
+    if leads and not _ours(folder):
         raise ConfigError(codes.REHEARSE_FOLDER("--to" if to else "training.output_dir", str(folder)))
+    if (most := loaded.config.training.max_steps) > 0:
+        steps = min(steps, most)
     nproc, smaller = plan.world_size // plan.num_nodes, plan.world_size // 2
     stages = Stages(
         steps,
@@ -135,6 +137,13 @@ def rehearse(
         tuple(summary(lines, run)),
         str(folder) if folder.exists() else "",
     )
+
+
+def _ours(folder: Path) -> bool:
+    """Whether nothing is there that the rehearsal would overwrite or remove: another node may have begun."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and all(entry.name == f"{RUN}.log" for entry in folder.iterdir())
 
 
 def _real_run(plan: Plan, training: TrainingSection, first: Attempt, folder: Path) -> RealRun:

@@ -13,7 +13,7 @@ from paceline.core.errors import ExitCode
 from paceline.core.units import human_bytes, human_seconds
 from paceline.rehearsal import codes
 from paceline.rehearsal.attempt import Attempt
-from paceline.rehearsal.life import Life
+from paceline.rehearsal.life import Life, goes_on
 from paceline.runlog.events import Notice
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "not tried"
@@ -74,6 +74,8 @@ def judge(life: Life, run: RealRun) -> list[Line]:
     if life.resumed is not None:
         lines.append(_went_on("resume", first, life.resumed, run.resume_tolerance))
         lines.append(_stop(life.resumed, run))
+    elif first.saves and not goes_on(first):
+        lines.append(Line("resume", SKIPPED, "the run has no step after its checkpoint"))
     if life.other is not None:
         lines.append(_world(life, run))
     elif life.resumed is not None:

@@ -156,12 +156,28 @@ def test_a_planted_fault_is_named_in_its_stage(
     assert (line["verdict"], line["finding"] and line["finding"]["code"]) == (verdict, code), said
 
 
-def test_a_folder_that_is_there_is_kept(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
-    (tmp_path / "run-rehearsal/run").mkdir(parents=True)
+def test_a_run_of_few_steps_is_no_fault(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
+    """Neither are the stages missed that need steps after a checkpoint, nor is their lack a failure."""
+    code, said = rehearse(tiny, paceline, tmp_path, max_steps=1)
+    verdicts = {line["stage"]: line["verdict"] for line in said["lines"]}
+    assert code == 0 and not said["failed"], said
+    assert (verdicts["save"], verdicts["resume"], verdicts["export"]) == ("ok", "not tried", "ok")
+    assert "another world size" not in verdicts
+
+
+@pytest.mark.slow
+def test_a_run_of_three_steps_is_resumed(tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
+    code, said = rehearse(tiny, paceline, tmp_path, max_steps=3)
+    lines = {line["stage"]: line for line in said["lines"]}
+    assert code == 0 and lines["resume"]["numbers"]["compared_steps"], said
+
+
+@pytest.mark.parametrize("kept", ["run/", "checkpoints/step-00000004/", "notes.txt"])
+def test_a_folder_that_is_there_is_kept(kept: str, tiny: Tiny, paceline: Paceline, tmp_path: Path) -> None:
+    """Whatever it holds: another rehearsal, another run, or something of the user's."""
+    there = tmp_path / "run-rehearsal" / kept
+    there.mkdir(parents=True)
     yaml = write_yaml(tmp_path / "run.yaml", tiny())
     done = paceline("rehearse", str(yaml), "--nproc", "1")
-    assert (
-        done.code == 2
-        and "error[rehearse.folder]" in done.err
-        and str(tmp_path / "run-rehearsal") in done.err
-    )
+    assert done.code == 2 and "error[rehearse.folder]" in done.err and there.exists()
+    assert str(tmp_path / "run-rehearsal") in done.err

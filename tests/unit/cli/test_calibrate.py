@@ -115,6 +115,9 @@ def test_what_cannot_calibrate_is_a_diagnostic(tmp_path: Path, calibration: Path
     with pytest.raises(ConfigError) as caught:
         asked("--calibrate", str(tmp_path / "nothing"))
     assert caught.value.diagnostics[0].code == "plan.calibration_run"
+    with pytest.raises(ConfigError) as caught:
+        asked("--calibrate")  # as from a pattern of the shell that names nothing
+    assert caught.value.diagnostics[0].found == "no run" and not calibration.exists()
     calibration.parent.mkdir()
     calibration.write_text("{}")
     with pytest.raises(ConfigError) as caught:
