@@ -89,6 +89,13 @@ Deadline = Annotated[
 Budget = Annotated[
     str | None, typer.Option(metavar="USD", help="With a goal: the most that it may cost, e.g. 5000USD.")
 ]
+Spot = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="With a goal: on spot cards, with this mean time until a node is taken away, e.g. 24h.",
+    ),
+]
 Simulate = Annotated[
     bool,
     typer.Option(
@@ -156,6 +163,7 @@ def plan(
     goal: GoalName = None,
     by: Deadline = None,
     budget: Budget = None,
+    spot: Spot = None,
     simulate: Simulate = False,
     picture: Picture = None,
     ledger: Ledger = False,
@@ -181,7 +189,7 @@ def plan(
     forecast: Forecast | None
     simulated: SimulationResult | None = None
     job = ModelJob(model or "", seq_len, rows, lora, bits, algorithm, tokens)
-    limits = limits_of(goal, by, budget)
+    limits = limits_of(goal, by, budget, spot)
     if limits is not None:
         name, spec_of = (job.model, job.specs()) if config is None else _config_specs(config, overrides)
         _rent(name, spec_of, limits, hardware, as_json, picture)
@@ -336,14 +344,14 @@ def forecast_of_model(job: ModelJob, hardware: str | None) -> Forecast:
     return forecast(job.model, spec_of(cluster_of(hardware)))
 
 
-def limits_of(goal: str | None, by: str | None, budget: str | None) -> RentalLimits | None:
-    """Return what ``--goal``, ``--by`` and ``--budget`` ask for; None if nothing.
+def limits_of(goal: str | None, by: str | None, budget: str | None, spot: str | None) -> RentalLimits | None:
+    """Return what ``--goal``, ``--by``, ``--budget`` and ``--spot`` ask for; None if nothing.
 
-    A deadline alone asks for the cheapest, a budget alone for the fastest. Raises ConfigError.
+    A deadline or spot cards alone ask for the cheapest, a budget alone for the fastest. Raises ConfigError.
     """
     from paceline.plan.cost.rental.choices import Goal, RentalLimits
 
-    if goal is None and by is None and budget is None:
+    if goal is None and by is None and budget is None and spot is None:
         return None
     if goal is not None and goal not in {each.value for each in Goal}:
         raise ConfigError(codes.PLAN_LIMIT("--goal", goal))
@@ -351,12 +359,19 @@ def limits_of(goal: str | None, by: str | None, budget: str | None) -> RentalLim
     if budget is not None and money is None:
         raise ConfigError(codes.PLAN_LIMIT("--budget", budget))
     usd = float(re.sub("[,_]", "", money[1])) if money else None
+    wanted = Goal(goal) if goal else Goal.CHEAPEST if by is not None or budget is None else Goal.FASTEST
+    return RentalLimits(wanted, _time("--by", by), usd, _time("--spot", spot))
+
+
+def _time(option: str, given: str | None) -> float | None:
+    """Return the seconds that an option gives. Raises ConfigError."""
     try:
-        seconds = None if by is None else seconds_of(by)
+        seconds = None if given is None else seconds_of(given)
     except ValueError as error:
-        raise ConfigError(codes.PLAN_LIMIT("--by", str(by))) from error
-    wanted = Goal(goal) if goal else Goal.CHEAPEST if by is not None else Goal.FASTEST
-    return RentalLimits(wanted, seconds, usd)
+        raise ConfigError(codes.PLAN_LIMIT(option, str(given))) from error
+    if seconds == 0:
+        raise ConfigError(codes.PLAN_LIMIT(option, str(given)))
+    return seconds
 
 
 def _config_specs(path: Path, overrides: Overrides) -> tuple[str, Callable[[AcceleratorCluster], SearchSpec]]:

@@ -423,6 +423,16 @@ class _PLAN_GOAL_NOTHING(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _PLAN_GOAL_SPOT(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _PLAN_HARDWARE_FORM(CodeName):
     def __call__(
         self,
@@ -1293,6 +1303,7 @@ PLAN_DEEPSPEED_MISSING: _PLAN_DEEPSPEED_MISSING
 PLAN_CALIBRATION_FILE: _PLAN_CALIBRATION_FILE
 PLAN_GOAL_LENGTH: _PLAN_GOAL_LENGTH
 PLAN_GOAL_NOTHING: _PLAN_GOAL_NOTHING
+PLAN_GOAL_SPOT: _PLAN_GOAL_SPOT
 PLAN_HARDWARE_FILE: Code
 PLAN_HARDWARE_FORM: _PLAN_HARDWARE_FORM
 PLAN_HARDWARE_KEY: _PLAN_HARDWARE_KEY

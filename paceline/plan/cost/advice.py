@@ -1,4 +1,4 @@
-"""Advice from a prediction: the size rule, what would fit, bottleneck, save interval, learning rate."""
+"""Advice from a prediction: the size rule, what would fit, bottleneck, learning rate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.core.units import human_count, human_seconds
+from paceline.core.units import human_count
 from paceline.plan.choose_strategy import chain_from, size_rule
 from paceline.plan.cost.search import (
     GIB,
@@ -17,10 +17,6 @@ from paceline.plan.cost.search import (
     layouts,
     near_rows,
 )
-
-#: Per card: Llama 3 405B had 419 interruptions in 54 days on 16,384 cards (arXiv:2407.21783).
-HOURS_BETWEEN_FAILURES = 50_000.0
-SECONDS_TO_SAVE = 60.0
 
 
 def escalated(spec: SearchSpec, candidates: Sequence[Candidate]) -> tuple[Candidate | None, list[str]]:
@@ -50,7 +46,7 @@ def escalated(spec: SearchSpec, candidates: Sequence[Candidate]) -> tuple[Candid
 
 
 def advice(spec: SearchSpec, candidates: Sequence[Candidate], chosen: Candidate | None) -> list[str]:
-    """Return advice in sentences: bottleneck, save interval, learning rate; or what would make it fit."""
+    """Return advice in sentences: bottleneck, learning rate; or what would make it fit."""
     if chosen is None:
         return [*_what_would_fit(spec, candidates), *_experts(spec)]
     lines = _experts(spec)
@@ -61,7 +57,7 @@ def advice(spec: SearchSpec, candidates: Sequence[Candidate], chosen: Candidate 
             f" strategies that give every device its own rows are excluded; {near} rows would"
             " include them"
         )
-    return [*lines, _bottleneck(chosen), _checkpoint(chosen), *_learning_rate(chosen)]
+    return [*lines, _bottleneck(chosen), *_learning_rate(chosen)]
 
 
 def _experts(spec: SearchSpec) -> list[str]:
@@ -151,18 +147,6 @@ def _bottleneck(chosen: Candidate) -> str:
         )
     cure = REMEDIES.get(second if first == "arithmetic" else first, OTHERWISE)
     return f"most time is spent on {first} ({share[first]:.0%}), then {second} ({share[second]:.0%}): {cure}"
-
-
-def _checkpoint(chosen: Candidate) -> str:
-    """Recommend a save interval: √(2 · time to save · time between failures) (Young 1974, Daly 2006)."""
-    between = HOURS_BETWEEN_FAILURES / chosen.work.world * 3600
-    interval = math.sqrt(2 * SECONDS_TO_SAVE * between)
-    return (
-        f"save every {human_seconds(interval)} ({max(1, round(interval / chosen.step))} steps): one"
-        " failure per"
-        f" {human_seconds(between)} on {chosen.work.world} devices, {SECONDS_TO_SAVE:.0f} s per"
-        " save (Young/Daly)"
-    )
 
 
 def _learning_rate(chosen: Candidate) -> list[str]:

@@ -12,6 +12,7 @@ from paceline.core.json_types import Json, JsonObject
 from paceline.core.units import human_bytes, human_count, human_seconds
 from paceline.plan.cost.advice import advice, escalated
 from paceline.plan.cost.coefficients import spread
+from paceline.plan.cost.goodput import goodput
 from paceline.plan.cost.search import GIB, Candidate, SearchSpec, best_of_each, fastest, host_bytes, search
 from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.workload.step_spec import StepSpec
@@ -51,6 +52,9 @@ class Forecast:
 
     def to_json(self) -> JsonObject:
         """Plain JSON types."""
+        shown = self.own or self.chosen
+        run = outlook(shown, self.spec) if shown else None
+        lost = goodput(shown.work, self.spec.cluster, run.checkpoint_bytes) if shown and run else None
         return {
             "model": self.name,
             "parameters": self.spec.shape.num_parameters,
@@ -74,7 +78,8 @@ class Forecast:
             "planned": candidate_json(self.own) if self.own else None,
             "chosen": candidate_json(self.chosen) if self.chosen else None,
             "auto": {"chosen": self.ruled.strategy if self.ruled else None, "steps": list(self.steps)},
-            "outlook": outlook(shown, self.spec).to_json() if (shown := self.own or self.chosen) else None,
+            "outlook": run.to_json() if run else None,
+            "goodput": lost.to_json() if lost else None,
             "advice": list(self.advice),
         }
 
@@ -204,7 +209,10 @@ def text(f: Forecast) -> str:
         lines += wrapped("auto", "; ".join(f.steps))
     shown = f.own or f.chosen
     if shown is not None:
-        lines += wrapped("total", outlook(shown, f.spec).text())
+        run = outlook(shown, f.spec)
+        lines += wrapped("total", run.text())
+        lost = goodput(shown.work, f.spec.cluster, run.checkpoint_bytes)
+        lines += wrapped("goodput", lost.text(shown.step))
     for sentence in f.advice:
         lines += wrapped("note", sentence)
     lines += _reliability(f)

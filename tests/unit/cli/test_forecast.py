@@ -33,7 +33,7 @@ def test_the_table_reads_in_a_hundred_columns_and_says_what_to_start() -> None:
     told = asked("--model", "llama-3-70b", "--hardware", "1024xH100")
     assert max(map(len, told.splitlines())) <= 100
     assert told.count("\n* ") >= 1 and "no: " in told and "optimizer" in told
-    for word in ("fastest:", "start:", "auto:", "Young/Daly", "learning rate", "spread:"):
+    for word in ("fastest:", "start:", "auto:", "goodput:", "Young/Daly", "learning rate", "spread:"):
         assert word in told
 
 

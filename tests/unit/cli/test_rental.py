@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,42 @@ def test_a_budget_alone_asks_for_the_fastest_within_it() -> None:
     assert told["best"]["cards"] % 8 == 0 and told["best"]["offer"]["product"] == "p5.48xlarge"
 
 
+def test_spot_time_and_cost_count_the_nodes_that_are_taken_and_say_what_is_assumed() -> None:
+    job = (*JOB, "--hardware", "4xa3-ultragpu-8g")
+    of = {time: answered(*job, "--spot", time)["best"] for time in ("100w", "24h", "1h")}
+    for best in of.values():
+        lost = best["goodput"]
+        rate = 1 / lost["taken"] * best["nodes"] + best["cards"] / (50_000 * 3600)
+        assert lost["between"] == pytest.approx(1 / rate)
+        assert lost["interval"] == pytest.approx((2 * lost["save"] * lost["between"]) ** 0.5)
+        assert best["usd"] == pytest.approx(6.2607 * best["cards"] * best["seconds"] / 3600, rel=1e-4)
+        steps = math.ceil(10e9 / (128 * 4096)) * best["layout"]["step_seconds"]
+        assert best["seconds"] == pytest.approx(lost["start"] + steps / lost["share"], rel=1e-3)
+    assert 0.5 < of["1h"]["goodput"]["share"] < of["24h"]["goodput"]["share"] < 0.98
+    assert of["100w"]["goodput"]["share"] > 0.99
+    page = asked(*job, "--spot", "24h")
+    told = " ".join(page.split())
+    assert "assumed: --spot" in told and "assumed, not measured: 2 GB/s" in told and "arXiv:2407" in told
+    assert max(map(len, page.splitlines())) <= 100
+
+
+def test_the_useful_share_is_what_a_thousand_simulated_failures_leave() -> None:
+    lost = answered(*JOB, "--hardware", "4xa3-ultragpu-8g", "--spot", "2h")["best"]["goodput"]
+    between, chunk, draw = lost["between"], lost["interval"] + lost["save"], random.Random(1)
+    restart = lost["start"] + 120 + lost["save"]
+    clock, saves, failed = 0.0, 0, 0
+    until = draw.expovariate(1 / between)
+    pending = chunk
+    while failed < 20_000:
+        if until >= pending:
+            clock, until, saves, pending = clock + pending, until - pending, saves + 1, chunk
+        else:
+            # All since the last save is lost; a restart may fail as well
+            clock, failed, until, pending = clock + until, failed + 1, draw.expovariate(1 / between), chunk
+            pending += restart
+    assert saves * lost["interval"] / clock == pytest.approx(lost["share"], rel=0.02)
+
+
 def test_limits_that_nothing_keeps_are_answered_with_the_nearest() -> None:
     told = asked(*JOB, "--by", "1h", "--budget", "20USD", "--hardware", "A100")
     assert "Nothing that was searched keeps the limits" in told and "the cheapest is" in told
@@ -92,6 +130,9 @@ def test_a_config_is_asked_as_well(tmp_path: Path) -> None:
         (("--goal", "best"), "plan.limit"),
         (("--by", "soon"), "plan.limit"),
         (("--budget", "5000EUR"), "plan.limit"),
+        (("--spot", "often"), "plan.limit"),
+        (("--spot", "0h"), "plan.limit"),
+        (("--spot", "24h", "--hardware", "A10"), "plan.goal_spot"),
         (("--by", "3d", "--hardware", "H100"), "plan.goal_length"),
         (("--goal", "fewest", "--hardware", "T4", "--model", "llama-3.1-405b"), "plan.goal_nothing"),
         (("--goal", "fewest", "--hardware", "p5.40xlarge"), "plan.hardware_unknown"),

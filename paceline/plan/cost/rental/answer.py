@@ -22,7 +22,7 @@ def text(name: str, choices: Choices) -> str:
     wording = [f"{limits.goal.value} hardware for {name}"]
     wording += [f"within {human_seconds(limits.by)}"] if limits.by is not None else []
     wording += [f"for at most {limits.budget:,.0f} USD"] if limits.budget is not None else []
-    wording += ["on spot cards"] if limits.spot else []
+    wording += ["on spot cards"] if limits.spot is not None else []
     per = "" if choices.whole else "/B"
     header = ("", "hardware", "layout", "micro", "GiB", "tok/s", f"time{per}", f"USD{per}", "offer")
     kinds = choices.by_kind()
@@ -61,7 +61,7 @@ def to_json(name: str, choices: Choices) -> JsonObject:
         "goal": limits.goal.value,
         "by_seconds": limits.by,
         "budget_usd": limits.budget,
-        "spot": limits.spot,
+        "spot_seconds": limits.spot,
         "whole": choices.whole,
         "tried": choices.tried,
         "best": _choice_json(choices.best) if choices.best is not None else None,
@@ -89,6 +89,7 @@ def _choice_json(choice: Choice) -> JsonObject:
         "nodes": choice.cluster.nodes,
         "seconds": round(choice.seconds, 1),
         "usd": None if choice.usd is None else round(choice.usd, 2),
+        "goodput": choice.lost.to_json(),
         "offer": sold,
         "layout": candidate_json(choice.candidate),
     }
@@ -134,6 +135,7 @@ def _best(choices: Choices) -> list[str]:
     host = host_bytes(best.candidate.work)
     if host:
         lines += wrapped("host", f"offload needs {human_bytes(host)} of host memory per node")
+    lines += wrapped("goodput", best.lost.text(best.candidate.step))
     return lines + wrapped("start", settings_text(settings(best.candidate)))
 
 
@@ -144,7 +146,7 @@ def _nodes(count: int) -> str:
 def _money(choice: Choice, choices: Choices) -> str:
     per = "" if choices.whole else " a billion tokens"
     spent = f"{human_seconds(choice.seconds)}{per}"
-    price = choice.offer.price(choices.limits.spot) if choice.offer else None
+    price = choice.offer.price(choices.limits.spot is not None) if choice.offer else None
     if choice.offer is None or price is None:
         return f"{spent}; the list of prices has none for it"
     offer = choice.offer

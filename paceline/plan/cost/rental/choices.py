@@ -8,6 +8,7 @@ from enum import Enum
 
 from paceline.core.errors import ConfigError
 from paceline.plan import codes
+from paceline.plan.cost.goodput import Goodput, goodput
 from paceline.plan.cost.rental.offers import Offer, is_sold, offers, offers_of
 from paceline.plan.cost.report import outlook
 from paceline.plan.cost.search import Candidate, SearchSpec, fastest, search
@@ -15,6 +16,7 @@ from paceline.plan.hardware.cloud_instances import instance_named
 from paceline.plan.hardware.device_catalogue import AcceleratorCluster, card_named, cluster_of
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128)
+LEAST_GOODPUT = 0.01  # below it a job does not get through
 TOKENS = 1e9  # what costs and times are compared by if the training's length is not known
 
 
@@ -30,26 +32,28 @@ class Goal(Enum):
 class RentalLimits:
     """What the whole training may take: ``by`` seconds, ``budget`` USD; None: no limit.
 
-    ``spot``: on cards that may be taken away.
+    ``spot``: on cards that may be taken away, the mean seconds until a node is.
     """
 
     goal: Goal
     by: float | None = None
     budget: float | None = None
-    spot: bool = False
+    spot: float | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
     """Hardware with its fastest layout; ``seconds`` and ``usd`` of the whole training, or of 10⁹ tokens.
 
-    ``usd`` is None if the list of prices has none for so many of these cards.
+    Both count failures (``lost``); of the whole training also the start. ``usd`` is None if the list of
+    prices has none for so many of these cards.
     """
 
     name: str
     cluster: AcceleratorCluster
     candidate: Candidate
     seconds: float
+    lost: Goodput
     offer: Offer | None
     usd: float | None
 
@@ -148,7 +152,7 @@ def choose(
         before: Choice | None = None
         for hardware in counts(name):
             cluster = cluster_of(hardware)
-            if is_sold(name, cluster) and not offers_of(name, cluster, limits.spot):
+            if is_sold(name, cluster) and not offers_of(name, cluster, limits.spot is not None):
                 continue  # nobody rents out so many together
             spec = spec_of(cluster)
             whole = bool(spec.steps or spec.tokens)
@@ -157,12 +161,16 @@ def choose(
             if candidate is None:
                 continue
             choice = _choice(name, spec, candidate, limits)
+            if choice is None:
+                continue
             choices.append(choice)
             if before is not None and choice.seconds >= before.seconds:
                 break
             before = choice
     if not whole and (limits.by is not None or limits.budget is not None):
         raise ConfigError(codes.PLAN_GOAL_LENGTH("--by" if limits.by else "--budget", "not known"))
+    if not tried:
+        raise ConfigError(codes.PLAN_GOAL_SPOT("--spot", ", ".join(names)))
     if not choices:
         raise ConfigError(codes.PLAN_GOAL_NOTHING("--goal", limits.goal.value, tried=tried))
     keeping = [choice for choice in choices if choice.within(limits)]
@@ -178,10 +186,15 @@ def _fastest(spec: SearchSpec) -> Candidate | None:
         return None
 
 
-def _choice(name: str, spec: SearchSpec, candidate: Candidate, limits: RentalLimits) -> Choice:
-    seconds = outlook(candidate, spec).seconds or TOKENS / candidate.work.step_tokens * candidate.step
-    offered = offers_of(name, spec.cluster, limits.spot)
+def _choice(name: str, spec: SearchSpec, candidate: Candidate, limits: RentalLimits) -> Choice | None:
+    run, spot = outlook(candidate, spec), limits.spot is not None
+    lost = goodput(candidate.work, spec.cluster, run.checkpoint_bytes, limits.spot)
+    if lost.share < LEAST_GOODPUT:
+        return None
+    steps = run.seconds or TOKENS / candidate.work.step_tokens * candidate.step
+    seconds = steps / lost.share + (lost.start if run.seconds else 0.0)
+    offered = offers_of(name, spec.cluster, spot)
     offer = offered[0] if offered else None
-    price = offer.price(limits.spot) if offer else None
+    price = offer.price(spot) if offer else None
     usd = None if price is None else price * spec.cluster.cards * seconds / 3600
-    return Choice(name, spec.cluster, candidate, seconds, offer, usd)
+    return Choice(name, spec.cluster, candidate, seconds, lost, offer, usd)
