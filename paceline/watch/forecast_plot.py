@@ -130,7 +130,7 @@ def _memory(axes: Axes, rows: Sequence[Candidate], card: float) -> None:
         _after(axes, max(total, total * high), number, text, width, INK)
     axes.set_xlim(0, width)
     axes.set_title(
-        f"memory of the fullest rank, GiB (device: {card:.0f}; dashed: what plans may use; ▸ compressed)",
+        f"memory of the fullest rank, GiB (device: {card:.0f}; dashed: for plans; ▸ compressed)",
         fontsize=9,
         color=QUIET,
         loc="left",
