@@ -18,6 +18,8 @@ from paceline.plan.cost.search import (
     near_rows,
 )
 
+MORE = (2, 4, 8, 16)  # multiples of the devices that are tried where nothing fits
+
 
 def escalated(spec: SearchSpec, candidates: Sequence[Candidate]) -> tuple[Candidate | None, list[str]]:
     """Escalate from the size rule's strategy until a layout fits; return (candidate, one line per attempt).
@@ -42,14 +44,14 @@ def escalated(spec: SearchSpec, candidates: Sequence[Candidate]) -> tuple[Candid
                 )
                 return taken, lines
             lines.append(f"{with_it}: {min(layouts, key=lambda c: c.bytes).binding}")
-    return None, lines
+    return None, [*lines, "none of them fits"]
 
 
 def advice(spec: SearchSpec, candidates: Sequence[Candidate], chosen: Candidate | None) -> list[str]:
     """Return advice in sentences: bottleneck, learning rate; or what would make it fit."""
     if chosen is None:
-        return [*_what_would_fit(spec, candidates), *_experts(spec)]
-    lines = _experts(spec)
+        return [*_what_would_fit(spec, candidates), *_positions(spec), *_experts(spec)]
+    lines = [*_positions(spec), *_experts(spec)]
     if spec.rows % spec.cluster.cards:
         near = " or ".join(map(str, near_rows(spec)))
         lines.append(
@@ -58,6 +60,16 @@ def advice(spec: SearchSpec, candidates: Sequence[Candidate], chosen: Candidate 
             " include them"
         )
     return [*lines, _bottleneck(chosen), *_learning_rate(chosen)]
+
+
+def _positions(spec: SearchSpec) -> list[str]:
+    known = spec.shape.max_position_embeddings
+    if not 0 < known < spec.seq_len:
+        return []
+    return [
+        f"rows of {spec.seq_len:,} tokens are longer than the model's {known:,} positions"
+        " (max_position_embeddings): it needs RoPE scaling for them"
+    ]
 
 
 def _experts(spec: SearchSpec) -> list[str]:
@@ -73,10 +85,9 @@ def _what_would_fit(spec: SearchSpec, candidates: Sequence[Candidate]) -> list[s
     nearest = min((c for c in candidates if not c.impossible), key=lambda c: c.bytes, default=None)
     if nearest is None:
         return ["nothing can run here: see the reasons in the table"]
-    more = math.ceil(nearest.bytes / nearest.limit)
     lines = [f"nothing fits with the margin; the nearest is {nearest.strategy} with {nearest.binding}"]
     lines.append(
-        f"what would make it fit: at least {more} × as many devices if states are the limit, or a"
+        f"what would make it fit: {_more_devices(spec)}, or a"
         f" device with {nearest.bytes / MARGIN / GIB:.0f} GiB free (this one: {nearest.card / GIB:.0f})"
     )
     if nearest.peak.logits > 0.2 * nearest.peak.total:
@@ -85,11 +96,32 @@ def _what_would_fit(spec: SearchSpec, candidates: Sequence[Candidate]) -> list[s
         )
     if nearest.work.adapter is None:
         lines += in_bf16(spec, nearest)
+    # An adapter saves states and what is gathered; activations stay
+    peak = nearest.peak
+    moving = peak.attention + peak.mlp + peak.checkpoints + peak.images
+    if nearest.work.adapter is None and moving < peak.total / 2:
         lines.append(
             "or LoRA (lora: {r: 16}): only the adapter has gradients and optimizer states; with"
             " quantization_bit: 4 the weights need a quarter"
         )
     return lines
+
+
+def _more_devices(spec: SearchSpec) -> str:
+    """Return the smallest multiple of the devices on which a layout fits, with that layout."""
+    for more in MORE:
+        cards = spec.cluster.cards * more
+        rows = -(-spec.rows // cards) * cards
+        larger = replace(spec, cluster=replace(spec.cluster, cards=cards), rows=rows)
+        fitting = [c for layout in layouts() for c in layout_candidates(layout, larger) if c.safe]
+        if fitting:
+            best = max(fitting, key=lambda c: c.work.step_tokens / c.step)
+            rowed = f" with {rows} rows a step" if rows != spec.rows else ""
+            return (
+                f"{more} × as many devices, where {best.strategy} needs {best.bytes / GIB:.0f} GiB of"
+                f" {best.card / GIB:.0f}{rowed}"
+            )
+    return f"not up to {MORE[-1]} × as many devices"
 
 
 def in_bf16(spec: SearchSpec, nearest: Candidate) -> list[str]:

@@ -5,6 +5,7 @@ questions.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from itertools import product
@@ -35,6 +36,18 @@ def test_the_table_reads_in_a_hundred_columns_and_says_what_to_start() -> None:
     assert told.count("\n* ") >= 1 and "no: " in told and "optimizer" in told
     for word in ("fastest:", "start:", "auto:", "goodput:", "Young/Daly", "learning rate", "spread:"):
         assert word in told
+
+
+def test_a_million_tokens_are_split_over_context_ranks_or_it_is_said_what_holds_them() -> None:
+    job = ("--model", "llama-3.1-8b", "--seq-len", "1048576")
+    chosen = json.loads(asked(*job, "--hardware", "64xH100", "--json"))["chosen"]
+    assert chosen["mesh"]["cp"] >= 8 and chosen["safe"]
+    told = " ".join(asked(*job, "--hardware", "8xH100").split())
+    assert "Nothing fits." in told and "1,048,576 tokens are longer than the model's 131,072" in told
+    more = re.search(r"what would make it fit: (\d+) × as many devices, where (.+?) needs", told)
+    assert more is not None and "or LoRA" not in told, "activations are the limit"
+    named = json.loads(asked(*job, "--hardware", f"{8 * int(more[1])}xH100", "--json"))["chosen"]
+    assert named["safe"] and named["strategy"] == more[2], "the remedy is what the search finds there"
 
 
 def test_json_holds_every_term_and_the_config_that_starts_it() -> None:
