@@ -149,7 +149,12 @@ class TrainCommand:
         written = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
             child = subprocess.Popen(
-                argv, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                argv,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=processes.die_with_parent(),  # noqa: PLW1509 - one prctl call
             )
             try:
                 while child.poll() is None:

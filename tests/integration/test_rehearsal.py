@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Run, write_yaml
+import warm
+from support import Run, worker_environment, write_yaml
+from test_train import wait_for_step
+
+from paceline.launch import processes
 
 pytestmark = [pytest.mark.integration]
 Tiny = Callable[..., dict[str, Any]]
@@ -170,6 +178,34 @@ def test_a_run_of_three_steps_is_resumed(tiny: Tiny, paceline: Paceline, tmp_pat
     code, said = rehearse(tiny, paceline, tmp_path, max_steps=3)
     lines = {line["stage"]: line for line in said["lines"]}
     assert code == 0 and lines["resume"]["numbers"]["compared_steps"], said
+
+
+def test_a_killed_rehearsal_leaves_no_training_behind(tiny: Tiny, tmp_path: Path) -> None:
+    """Its run is as long as the real one, and nobody would end it."""
+    yaml = write_yaml(tmp_path / "run.yaml", tiny(max_steps=100_000, num_train_epochs=100_000))
+    words = ["rehearse", str(yaml), "--nproc", "1", "--steps", "50000"]
+    rehearsal = warm.Popen(
+        [sys.executable, "-m", "paceline.cli.main", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=worker_environment({"REHEARSED_IN": str(tmp_path)}),
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    wait_for_step(tmp_path / "run-rehearsal/run", 1, rehearsal)
+    rehearsal.kill()
+    rehearsal.wait()
+
+    def left() -> list[int]:
+        return [p for p, variables in processes.environments() if f"REHEARSED_IN={tmp_path}" in variables]
+
+    deadline = time.monotonic() + 30
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    still = left()
+    for pid in still:
+        processes.send(pid, signal.SIGKILL)
+    assert not still
 
 
 @pytest.mark.parametrize("kept", ["run/", "checkpoints/step-00000004/", "notes.txt"])
