@@ -118,6 +118,8 @@ def read_measured(folder: Path, environ: Mapping[str, str] = os.environ) -> Meas
         plan = Plan.from_json(as_object(json.loads(read_text(run.plan_json))))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(codes.PLAN_CALIBRATION_RUN(str(folder), str(error))) from error
+    if (outcome := load_history(RunDir.at(plan.run_dir)).outcome) == "failed":
+        raise ConfigError(codes.PLAN_CALIBRATION_RUN(str(folder), f"the run has {outcome}"))
     return measured_run(plan, environ)
 
 

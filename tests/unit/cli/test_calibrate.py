@@ -13,6 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from paceline.cli.main import application_of
+from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
 from paceline.launch.prediction_ledger import expected
@@ -21,7 +22,7 @@ from paceline.launch.preflight.plan_job import planned
 from paceline.plan.cost.measured_runs import LedgerEntry
 from paceline.plan.cost.site_calibration import MeasuredRun, SiteCoefficients, read
 from paceline.plan.plan import Plan
-from paceline.runlog.events import EventLog, Step
+from paceline.runlog.events import Error, EventLog, Step
 
 RUN = CliRunner()
 H100 = LedgerEntry("2026-11-30T10:00:00", "8 × H100", "llama-3-8b", "fsdp", 8, 40e9, 44e9, 1000.0, 800.0)
@@ -102,6 +103,11 @@ def test_a_run_of_this_machine_is_measured_beside_its_plan(
     assert corrected.tokens_per_second < 0.75 * uncorrected.tokens_per_second
     asked("--calibrate", plan.run_dir)
     assert len(read(calibration)[site.card].runs) == 1, "the same run counts once"
+    with EventLog(RunDir.at(plan.run_dir).events(0), 0) as log:
+        log.write(Error(0, Diagnostic("training.nonfinite", "the loss is not a number")))
+    with pytest.raises(ConfigError) as caught:
+        asked("--calibrate", plan.run_dir)
+    assert caught.value.diagnostics[0].found == "the run has failed"
 
 
 def test_many_runs_outvote_the_plan_and_one_only_partly() -> None:
