@@ -13,6 +13,8 @@ from types import CodeType, FrameType
 
 import torch.distributed
 
+from paceline.runtime.process_group import wait_clock
+
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _DISTRIBUTED = os.path.dirname(torch.distributed.__file__) + os.sep
 _LONGEST = 200  # characters, so that heartbeats stay small
@@ -47,7 +49,11 @@ class DistributedCall:
 
 
 def _main_frame() -> FrameType | None:
-    return sys._current_frames().get(threading.main_thread().ident or 0)
+    """Return the innermost frame; of a wait that is timed, the one that waits."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code.co_filename == wait_clock.__file__:
+        frame = frame.f_back
+    return frame
 
 
 def _own(frame: FrameType | None) -> FrameType | None:
