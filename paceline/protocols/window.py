@@ -87,21 +87,25 @@ class UnreadResult:
 @dataclass(frozen=True)
 class StepLimit:
     """Above these a window's step is not made. ``loss``: its global mean; ``measured``: the window's own, on
-    the device, once it is known.
+    the device, once it is known. ``judges``: whether its weight is ``least_weight`` at least; others pass.
     """
 
     loss: float = math.inf
     grad_norm: float = math.inf
+    least_weight: float = 0.0
     measured: Tensor | None = None
+    judges: Tensor | None = None
 
-    def with_loss(self, measured: Tensor) -> StepLimit:
-        """Return the same limit for a window whose loss is ``measured``."""
-        return replace(self, measured=measured)
+    def of_window(self, measured: Tensor, weight: Tensor) -> StepLimit:
+        """Return the same limit for a window with this loss and weight."""
+        return replace(self, measured=measured, judges=weight >= self.least_weight)
 
     def refuses(self, norm: Tensor) -> Tensor:
         """Return whether a step with this gradient norm is above the limit, bool of its shape and device."""
         over = norm > self.grad_norm
-        return over if self.measured is None else over | (self.measured > self.loss).to(over.device)
+        if self.measured is not None:
+            over = over | (self.measured > self.loss).to(over.device)
+        return over if self.judges is None else over & self.judges.to(over.device)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "iftop, root and several nodes": lambda: False,
     "InfiniBand": lambda: False,
     "the process id of a rank, or of `paceline train` (all its ranks)": lambda: False,  # tested
+    "finished runs": lambda: False,  # tests/unit/cli calibrates by some
     "a second run": lambda: False,  # tests/unit/cli compares two
     "several nodes": lambda: False,  # tests/e2e/test_guide_commands.py, on loopback
     "a fresh checkout": lambda: False,  # CI sets one up

@@ -204,7 +204,7 @@ class WindowRunner:
             return None
         scales = weights.scales(1.0 / self.strategy.loss_copies)
         total = torch.stack([scaled(sums[term], scale) for term, scale in scales.items()]).sum()
-        return limit.with_loss(self.world.all_reduce_tensor(total))
+        return limit.of_window(self.world.all_reduce_tensor(total), weights.total())
 
     def _accumulate(
         self,

@@ -58,6 +58,12 @@ class WindowWeights:
         scales = torch.where(weights > 0, quotients, torch.zeros_like(weights))
         return dict(zip(self.terms, scales.unbind(), strict=True))
 
+    def total(self) -> Tensor:
+        """Return the weight of all terms, int64, where the sums are."""
+        if self._sums is None:
+            return torch.tensor(sum(self._own[:-1]))
+        return (self._sums[:-1] // self._copies).sum()
+
     def on_device(self) -> list[Tensor]:
         """Return what has to be copied for ``named``."""
         return [] if self._sums is None else [self._sums]

@@ -21,6 +21,7 @@ from paceline.training.loop.train_state import PassedStep, TrainState
 NORMAL = 1.4826  # standard deviations of a normal distribution in its median absolute deviation
 LEAST_LOSS = (0.02, 0.01)  # of a loss's deviation: a share of the median, and nats
 LEAST_NORM = 0.1  # of the deviation of a norm's logarithm
+LEAST_WEIGHT = 0.5  # of the median: the mean of fewer tokens, as at an epoch's end, strays further
 WARNINGS = 10  # of an attempt; further spikes are only counted
 _SHOWN, _KEPT = 8, 1000  # rows in the message, and in its evidence
 
@@ -97,7 +98,9 @@ class SpikeWatch:
         if self._known(norms):
             middle, spread = median_and_deviation([math.log(value) for value in norms])
             norm = math.exp(min(700.0, middle + self.rule.factor * max(spread, LEAST_NORM)))
-        return StepLimit(loss, norm)
+        weights = self._state.recent_weights
+        least = LEAST_WEIGHT * _median(sorted(weights)) if self._known(weights) else 0.0
+        return StepLimit(loss, norm, least)
 
     def _known(self, values: Sequence[float]) -> bool:
         return 2 * len(values) >= self.rule.window
@@ -109,14 +112,14 @@ class SpikeWatch:
             return None
         if result.skipped not in (None, SPIKE):
             return None
-        limit = self.limit()
+        limit, weight = self.limit(), float(sum(result.weights.values()))
         above = [
             f"{name} {value:.4g}, above {most:.4g}"
             for name, value, most in (("loss", loss, limit.loss), ("grad_norm", norm, limit.grad_norm))
-            if value > most
+            if value > most and weight >= limit.least_weight
         ]
         is_spike = bool(above) or result.skipped is not None
-        self._state.remember(loss, norm, self.rule.window, is_spike=is_spike)
+        self._state.remember(loss, norm, weight, self.rule.window, is_spike=is_spike)
         if not is_spike:
             return None
         return Spike(step, " and ".join(above) or f"loss {loss:.4g}, grad_norm {norm:.4g}", result)

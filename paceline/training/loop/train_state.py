@@ -29,7 +29,12 @@ class PassedStep:
         return StepResult(self.losses, self.weights, self.grad_norm, SPIKE, self.tokens)
 
 
-_HISTORIES = ("recent_losses", "recent_norms", "passed")  # for the run that goes on, not for readers
+_HISTORIES = (
+    "recent_losses",
+    "recent_norms",
+    "recent_weights",
+    "passed",
+)  # for the run that goes on, not for readers
 
 
 @dataclass
@@ -53,6 +58,7 @@ class TrainState:
     skipped_spikes: int = 0  # of those
     recent_losses: tuple[float, ...] = ()
     recent_norms: tuple[float, ...] = ()
+    recent_weights: tuple[float, ...] = ()
     passed: tuple[PassedStep, ...] = ()
 
     def to_json(self) -> JsonObject:
@@ -62,9 +68,10 @@ class TrainState:
         """Return the numbers for ``result.json``."""
         return {name: value for name, value in self.to_json().items() if name not in _HISTORIES}
 
-    def remember(self, loss: float, norm: float, window: int, *, is_spike: bool) -> None:
-        """Keep the last ``window`` losses and gradient norms; a norm of 0 says nothing of the others."""
+    def remember(self, loss: float, norm: float, weight: float, window: int, *, is_spike: bool) -> None:
+        """Keep the last ``window`` losses, weights and norms; a norm of 0 says nothing of the others."""
         self.spikes += is_spike
+        self.recent_weights = (*self.recent_weights, weight)[-window:]
         self.recent_losses = (*self.recent_losses, loss)[-window:]
         if norm > 0:
             self.recent_norms = (*self.recent_norms, norm)[-window:]

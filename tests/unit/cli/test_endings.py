@@ -21,6 +21,7 @@ from paceline.launch.program import EndedBySignal
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = {  # programs with rules of their own
     "paceline/training/rank.py": "saves at a stop",
+    "paceline/training/spare.py": "ended with the launcher that it forks ranks for",
     "paceline/runtime/torchrun_agent.py": "torchrun's own rules",
     "paceline/runtime/device/probe.py": "a part of the plan, ended with it",
     "paceline/__main__.py": "the console script's main",

@@ -14,6 +14,7 @@ from paceline.core.errors import CheckpointError
 from paceline.runlog import events
 from paceline.training.checkpointing.saver import RunCheckpointer
 from paceline.training.loop.intervals import Cadence
+from paceline.training.loop.time_bands import BandClock
 from paceline.training.loop.train_state import TrainState
 from paceline.training.loop.trainer import Hooks, Trainer
 
@@ -84,6 +85,7 @@ def trainer(beside: Beside, heard: list[events.Event], monkeypatch: pytest.Monke
         any_rank=bool,
         hooks=Hooks(heard.append),
         failed_saves=0,
+        bands=BandClock(),
     )
     return made
 

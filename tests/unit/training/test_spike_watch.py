@@ -13,8 +13,8 @@ from paceline.training.loop.spike_watch import WARNINGS, SpikeRule, SpikeWatch, 
 from paceline.training.loop.train_state import TrainState
 
 
-def result(loss: float, norm: float | None, skipped: str | None = None) -> StepResult:
-    return StepResult({"nll": loss}, {"nll": 10}, norm, skipped, 10)
+def result(loss: float, norm: float | None, skipped: str | None = None, weight: int = 10) -> StepResult:
+    return StepResult({"nll": loss}, {"nll": weight}, norm, skipped, weight)
 
 
 def spikes(
@@ -93,5 +93,15 @@ def test_the_middle_and_the_spread() -> None:
 def test_a_limit_refuses_what_is_above_it(loss: float, norm: float, refused: bool) -> None:
     limit = StepLimit(2.0, 2.0)
     measured = torch.tensor(norm, dtype=torch.float64)
-    assert bool(limit.with_loss(torch.tensor(loss)).refuses(measured)) is refused
+    assert bool(limit.of_window(torch.tensor(loss), torch.tensor(10)).refuses(measured)) is refused
     assert bool(limit.refuses(measured)) is (norm > 2.0)
+
+
+@pytest.mark.parametrize(("weight", "is_spike"), [(4, False), (6, True)])
+def test_the_short_window_at_an_epochs_end_is_not_judged(weight: int, is_spike: bool) -> None:
+    watch = SpikeWatch(SpikeRule(window=16), TrainState())
+    for i, (loss, norm) in enumerate(QUIET):
+        watch.observe(i, result(loss, norm))
+    limit = watch.limit().of_window(torch.tensor(9.0), torch.tensor(weight))
+    assert bool(limit.refuses(torch.tensor(9.0))) is is_spike
+    assert (watch.observe(40, result(9.0, 9.0, weight=weight)) is not None) is is_spike
