@@ -63,6 +63,7 @@ def job(tmp_path: Path, tiny: Tiny) -> Job:
     return Job(tmp_path, tiny)
 
 
+@pytest.mark.full
 def test_healthy_nodes_have_no_findings_and_end_with_an_all_reduce(job: Job, tmp_path: Path) -> None:
     reports = job.doctor({0: (), 1: (), 2: ()})
     for one in reports:

@@ -60,7 +60,9 @@ def wait_for(run: Path, worlds: list[int], process: subprocess.Popen[str]) -> No
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("lost", ["node", pytest.param("launcher", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "lost", [pytest.param(lost, marks=pytest.mark.full) for lost in ("node", "launcher")]
+)
 def test_a_run_goes_on_with_fewer_nodes_and_with_more_once_they_are_back(
     lost: str, tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ def test_resume_in_the_middle_of_a_ppo_epoch_is_bit_exact(
     assert one == other and any("value" in name for name in one)
 
 
+@pytest.mark.full
 def test_grpo_is_judged_by_a_reward_model(
     ppo: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
 ) -> None:

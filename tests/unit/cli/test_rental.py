@@ -49,6 +49,7 @@ def test_each_goal_is_the_least_of_what_was_searched_and_keeps_its_limits() -> N
     assert sold["date"] >= "2026" and sold["source"].startswith("https://")
 
 
+@pytest.mark.full
 def test_the_front_trades_time_for_money_and_more_devices_cost_no_less_than_the_best() -> None:
     told = answered(*JOB, "--goal", "cheapest")
     front = told["front"]

@@ -327,7 +327,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "No space left" in mine.text and "weights for the generation server" in mine.text, mine
 
 
-@pytest.mark.parametrize("syncs", [4, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("syncs", [pytest.param(syncs, marks=pytest.mark.full) for syncs in (10, 100)])
 def test_clean_syncs_alarm_nobody(tmp_path: Path, syncs: int) -> None:
     mine, served = trial(tmp_path)
 
