@@ -374,5 +374,6 @@ def summary(lines: Sequence[Line], numbers: RealRun) -> Iterator[str]:
     shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts.items() if seconds)
     yield f"the whole run: {human_seconds(total)} ({shares})"
     if numbers.save_steps is not None:
-        lost = human_seconds(numbers.save_steps * steps["step_seconds"] / 2 + parts["start"])
+        between = min(numbers.save_steps, steps["total_steps"]) * steps["step_seconds"]
+        lost = human_seconds(between / 2 + parts["start"])
         yield f"a rank that dies costs {lost} on average: half an interval of saves, and a start"

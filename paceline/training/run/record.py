@@ -249,7 +249,7 @@ class RunRecord:
                 observers.message(ended_early(trainer))
             self._write_result(outcome, code, [*findings, *filter(None, (observers.log.lost(),))])
             if outcome == "completed" and (compared := self._compared()):
-                observers.message(overview_line("as planned", compared))
+                observers.message(overview_line("the plan", compared))
         seconds = time.monotonic() - self.started
         observers.finish(events.Finished(outcome, trainer.state.step, seconds), self.checkpoint)
         trainer.runner.strategy.close()

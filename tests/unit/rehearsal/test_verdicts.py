@@ -301,6 +301,8 @@ def test_a_healthy_life_has_no_finding_and_is_extrapolated(size: str) -> None:
     assert by_stage["resume"].text.endswith("4 losses equal bit for bit")
     [whole, death] = summary(lines, real_run(facts))
     assert whole.startswith("the whole run: ") and "half an interval" in death
+    [_, of_a_short_run] = summary(lines, real_run(facts, save_steps=10**9))
+    assert " costs " in of_a_short_run and "d" not in of_a_short_run.split(" costs ")[1].split(" on ")[0]
 
 
 def test_noise_of_steps_and_allocators_is_no_growth() -> None:
