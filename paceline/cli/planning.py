@@ -356,9 +356,9 @@ def limits_of(goal: str | None, by: str | None, budget: str | None, spot: str | 
     if goal is not None and goal not in {each.value for each in Goal}:
         raise ConfigError(codes.PLAN_LIMIT("--goal", goal))
     money = re.fullmatch(r"\s*\$?\s*(\d[\d,_]*(?:\.\d+)?)\s*(?:USD)?\s*", budget or "", re.IGNORECASE)
-    if budget is not None and money is None:
-        raise ConfigError(codes.PLAN_LIMIT("--budget", budget))
     usd = float(re.sub("[,_]", "", money[1])) if money else None
+    if budget is not None and not usd:
+        raise ConfigError(codes.PLAN_LIMIT("--budget", budget))
     wanted = Goal(goal) if goal else Goal.CHEAPEST if by is not None or budget is None else Goal.FASTEST
     return RentalLimits(wanted, _time("--by", by), usd, _time("--spot", spot))
 

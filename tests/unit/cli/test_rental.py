@@ -131,6 +131,8 @@ def test_a_config_is_asked_as_well(tmp_path: Path) -> None:
         (("--goal", "best"), "plan.limit"),
         (("--by", "soon"), "plan.limit"),
         (("--budget", "5000EUR"), "plan.limit"),
+        (("--budget", "0USD"), "plan.limit"),
+        (("--by", "0h"), "plan.limit"),
         (("--spot", "often"), "plan.limit"),
         (("--spot", "0h"), "plan.limit"),
         (("--spot", "24h", "--hardware", "A10"), "plan.goal_spot"),
