@@ -19,7 +19,7 @@ from paceline.core.diagnostics import Diagnostic
 MAX_JSON_BYTES = 32 << 20  # of one of the files that describe a run
 MAX_CONFIG_BYTES = 16 << 20  # of a model's or an adapter's JSON config
 MAX_INDEX_BYTES = 256 << 20  # of the index of a model's weight files
-_RUN_FOLDERS = ("events", "logs", "profile")  # in a run directory (``rundir.py``)
+_RUN_FOLDERS = ("events", "logs", "pictures", "profile")  # in a run directory (``rundir.py``)
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",

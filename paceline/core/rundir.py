@@ -101,6 +101,10 @@ class RunDir:
     #: Held-out questions with the model's answers before and after training.
     answers_json = _PathInside("answers.json")
 
+    def picture(self, name: str) -> Path:
+        """A small picture of a sample (JPEG), which the page shows."""
+        return self.root / "pictures" / f"{name}.jpg"
+
     def exists(self) -> bool:
         """Whether a run has written here before."""
         return self.plan_json.exists() or self.events_dir.exists()

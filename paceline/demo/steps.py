@@ -42,10 +42,10 @@ def paceline(*words: str) -> list[str]:
     return module_argv("paceline.cli.main", *words)
 
 
-def answering(run: RunDir, questions: Path, *, initial: bool) -> list[str]:
+def answering(run: RunDir, questions: Path, *, initial: bool, max_new_tokens: int = 12) -> list[str]:
     """Return the command line that asks every checkpoint of ``run`` (and the initial model) the questions."""
     argv = module_argv("paceline.training.exact_match", str(run.root), "--questions", str(questions))
-    return [*argv, "--max-new-tokens", "12", *(["--initial"] if initial else [])]
+    return [*argv, "--max-new-tokens", str(max_new_tokens), *(["--initial"] if initial else [])]
 
 
 def output_of(step: str, argv: Sequence[str]) -> str:

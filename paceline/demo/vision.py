@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from paceline.demo.pictures import (
     write_processor,
     write_sights,
 )
-from paceline.demo.report import Number, shown, table_of, times, verdict, write_numbers
+from paceline.demo.report import Number, read_answers, shown, table_of, times, verdict, write_numbers
 from paceline.runlog.history import load_history
 
 STEPS = 160  # enough for the goal
@@ -77,22 +76,13 @@ def _numbers(run: RunDir, rows: Path) -> list[Number]:
 
     ``rows``: their file; the trained model answers them in a process.
     """
-    words = (
-        "evaluate",
-        str(run.root),
-        "--data",
-        str(rows),
-        "--metrics",
-        "exact_match",
-        "--no-losses",
-        "--json",
-    )
-    printed = commands.output_of("Answering", commands.paceline(*words, "generation.max_new_tokens=4"))
-    [measured] = json.loads(printed)
+    asked = commands.answering(run, rows, initial=False, max_new_tokens=4)
+    commands.output_of("Answering", [*asked, "--last"])
+    [measured] = read_answers(run)
     evals = sorted(load_history(run).evals.items())
     before, after = (event.metrics["eval_token_accuracy"] for _, event in (evals[0], evals[-1]))
     return [
-        Number("held-out pictures answered right", None, measured["scores"]["exact_match"], GOAL),
+        Number("held-out pictures answered right", None, float(measured["exact_match"]), GOAL),
         Number("tokens of their answers that are right", before, after),
     ]
 

@@ -4,9 +4,10 @@
 
 The model is built once, with the worker's seed, so that ``--initial`` evaluates exactly the model that
 training started from. The weights of each checkpoint are then loaded into it. Rows of the file are
-``{"messages": [user, …, assistant]}`` (the last message is the expected answer) or
-``{"prompt": …, "answer": …}``. The answers of every checkpoint are appended to the run's events (kind
-``answers``, which the plot shows). All of them are written to the run's ``answers.json``.
+``{"messages": [user, …, assistant]}`` (the last message is the expected answer),
+``{"prompt": …, "answer": …}``, or have pictures as rows to train on have. The answers of every checkpoint are
+appended to the run's events (kind ``answers``, which plot and page show). All of them are written to the
+run's ``answers.json``.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from paceline.protocols.shard import PARAM
 from paceline.runlog.events import Answers, EventLog
 from paceline.runlog.redact import Redactor
 from paceline.training import codes
+from paceline.training.picture_answers import answer_about_pictures, asks_about_pictures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,14 +78,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-new-tokens", type=int, default=16)
     options = parser.parse_args(None if argv is None else list(argv))
     run = RunDir.at(options.run)
-    questions = read_questions(Path(options.questions))
-    scored = answer_run(
-        run,
-        questions,
-        initial=options.initial,
-        last=options.last,
-        sampling=Sampling(options.max_new_tokens),
-    )
+    file = Path(options.questions)
+    if asks_about_pictures(load_run_config(run), file):
+        if options.initial:
+            parser.error("--initial: questions about pictures are answered by checkpoints alone")
+        which = "latest" if options.last else "all"
+        answers = answer_about_pictures(run, file, which, options.max_new_tokens)
+        scored = [AnswersAtStep(step, rows) for step, rows in answers]
+    else:
+        sampling = Sampling(options.max_new_tokens)
+        questions = read_questions(file)
+        scored = answer_run(run, questions, initial=options.initial, last=options.last, sampling=sampling)
     with written_into(run.root):
         write_down(run, scored, Redactor.of(current()))
     for each in scored:

@@ -4,14 +4,19 @@ resume.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import warm
+from PIL import Image
 from support import Run
 
 from paceline.demo.main import RECIPES
@@ -151,3 +156,13 @@ def test_the_demo_with_images_trains_and_says_how_many_pictures_it_answers(tmp_p
     assert "--image" in done.out
     assert (root / "vision/plot.png").is_file() and "Fewer steps" in done.out
     assert json.loads((root / "vision/plan.json").read_text())["vision"] is True
+    report = tmp_path / "report.html"
+    assert paceline(tmp_path, "report", str(root / "vision"), "--to", str(report)).code == 0
+    sent = {
+        base64.b64decode(text)
+        for text in re.findall(r"data:image/jpeg;base64,([\w+/=]+)", report.read_text())
+    }
+    assert len(sent) > 20
+    held = np.asarray(Image.open(root / "material/held_out/00000.png"), np.float32)
+    apart = [np.abs(np.asarray(Image.open(BytesIO(data)), np.float32) - held).mean() for data in sent]
+    assert sorted(apart)[0] < 5 < sorted(apart)[1], "the report shows the first question's picture, once"

@@ -15,6 +15,7 @@ from paceline.core.files import listed, open_run_file
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.watch.page.glance import read_json
+from paceline.watch.page.sample_pictures import SamplePictures
 from paceline.watch.page.view import RunView
 
 LOG_NAME = re.compile(r"(training|rank-\d{1,6})\.log")  # a name from a URL: nothing else is ever opened
@@ -91,6 +92,7 @@ def samples_of(view: RunView, before: int | None, limit: int) -> JsonObject:
     """Return the newest samples and answers before a row of the index, newest first."""
     first, places = view.sample_places(before, max(1, min(limit, 50)))
     groups: list[Json] = []
+    pictures = SamplePictures(view.run)
     for step, are_answers, begin, length in reversed(places):
         try:
             with open_run_file(view.run.events(0)) as file:
@@ -103,7 +105,7 @@ def samples_of(view: RunView, before: int | None, limit: int) -> JsonObject:
         counts = {"count": len(rows), "right": sum(bool(row.get("correct")) for row in rows)}
         shown: list[Json] = [
             {k: v[:MAX_SAMPLE_TEXT] if isinstance(v, str) else v for k, v in row.items()}
-            for row in rows[:_MOST_ROWS]
+            for row in map(pictures.shown, rows[:_MOST_ROWS])
         ]
         groups.append({"step": step, "answers": are_answers, "rows": shown, **counts})
     return {"groups": groups, "before": first}

@@ -147,8 +147,10 @@ function sampleGroup({ step, answers, rows, count, right }) {
     const facts = answers ? [el(`span.score.${row.correct ? "good" : "bad"}`, {}, t(row.correct ? "correct" : "wrong"))]
       : [chip(t("reward"), row.reward), ...(scores.length > 1 ? scores.map((name) => chip(name.slice(7), row[name])) : []), row.tokens ? el("span.note", {}, t("n_tokens", row.tokens)) : "", row.ended === false ? el("span.warn", {}, t("cut_off")) : ""];
     const part = (name, value) => (value === undefined || value === "" || value === null ? "" : [el("dt", {}, t(name)), el("dd", {}, value)]);
+    const images = (row.pictures || []).map((address) => el("img", { src: String(address), alt: t("picture") }));
+    const left = row.pictures_left_out ? el("span.note", {}, t("pictures_left_out", row.pictures_left_out)) : "";
     const answer = answers ? String(row.answer ?? "") : tokens(row);
-    return el("article.sample", {}, el("div.scores", {}, facts), el("dl", {}, part("prompt", String(row.prompt ?? "")), part("completion", answer), part("expected", answers ? row.expected : row.answer)));
+    return el("article.sample", {}, el("div.scores", {}, facts), el("dl", {}, images.length || left ? part("pictures", [...images, left]) : "", part("prompt", String(row.prompt ?? "")), part("completion", answer), part("expected", answers ? row.expected : row.answer)));
   };
   const more = el("button", { type: "button", hidden: rows.length <= SHOWN_ROWS, onclick: () => { more.replaceWith(...rows.slice(SHOWN_ROWS).map(entry)); } }, t("show_all", whole(rows.length)));
   const title = answers ? t("held_answers", whole(step), right, count) : t("samples_at", whole(step));
