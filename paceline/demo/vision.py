@@ -76,8 +76,8 @@ def _numbers(run: RunDir, rows: Path) -> list[Number]:
 
     ``rows``: their file; the trained model answers them in a process.
     """
-    asked = commands.answering(run, rows, initial=False, max_new_tokens=4)
-    commands.output_of("Answering", [*asked, "--last"])
+    argv = commands.answering(run, rows, initial=False, max_new_tokens=4)
+    commands.output_of("Answering", [*argv, "--last"])
     [measured] = read_answers(run)
     evals = sorted(load_history(run).evals.items())
     before, after = (event.metrics["eval_token_accuracy"] for _, event in (evals[0], evals[-1]))

@@ -35,6 +35,7 @@ from paceline.data.tokenizer.load import load_tokenizer
 from paceline.data.tokenizer.special_texts import special_texts
 from paceline.evaluation.open_run import end_where_turns_end
 from paceline.evaluation.prompts import prompts_of
+from paceline.evaluation.scores.picture_answers import answer_about_pictures, has_pictures
 from paceline.generation.answer import Sampling, answer
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.program import program
@@ -45,7 +46,6 @@ from paceline.protocols.shard import PARAM
 from paceline.runlog.events import Answers, EventLog
 from paceline.runlog.redact import Redactor
 from paceline.training import codes
-from paceline.training.picture_answers import answer_about_pictures, asks_about_pictures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(None if argv is None else list(argv))
     run = RunDir.at(options.run)
     file = Path(options.questions)
-    if asks_about_pictures(load_run_config(run), file):
+    if has_pictures(load_run_config(run), file):
         if options.initial:
             parser.error("--initial: questions about pictures are answered by checkpoints alone")
         which = "latest" if options.last else "all"

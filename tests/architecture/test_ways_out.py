@@ -20,6 +20,7 @@ WRITERS = {
     "paceline/runtime/process_group/link_probe.py": "findings, in a temporary folder",
     "paceline/launch/claim_run_dir.py": "the redactor it is given; no secret in the config",
     "paceline/training/exact_match.py": "redacted",
+    "paceline/evaluation/scores/picture_answers.py": "pictures of the questions, small, in the run directory",
     "paceline/training/profiling/recorder.py": "names of operations and layers, and numbers",
     "paceline/runtime/failures/pod_probe.py": "zeros, to see whether the disk takes them",
     "paceline/launch/launch_record.py": "a job, a host, a process and folders",

@@ -32,7 +32,7 @@ _SHOWN = 64  # rows of a checkpoint whose pictures are kept
 _SIDE = 256  # pixels of a kept picture's longer side
 
 
-def asks_about_pictures(config: Config, questions: Path) -> bool:
+def has_pictures(config: Config, questions: Path) -> bool:
     """Whether the questions in a file have pictures."""
     rows = config.data.model_copy(update={"train": (Dataset(path=str(questions)),), "eval": ()})
     return images_in_rows(rows, imports=False) is True
@@ -92,12 +92,12 @@ def _rows(rows: FileRows, answers: Sequence[str], kept: Sequence[Sequence[str]])
 def _question(row: JsonObject) -> str:
     """Return the text of a row's last question."""
     turns = row.get("messages")
-    asked = (
+    questions = (
         [as_object(turn) for turn in turns if as_object(turn).get("role") == "user"]
         if isinstance(turns, list)
         else []
     )
-    return _text(asked[-1].get("content") if asked else row.get("prompt"))
+    return _text(questions[-1].get("content") if questions else row.get("prompt"))
 
 
 def _text(content: Json) -> str:
