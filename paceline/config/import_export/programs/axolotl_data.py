@@ -114,10 +114,12 @@ def tokens(reader: KeyReader) -> None:
     elif value:
         reader.lose("tokens", "axolotl takes a list of tokens to add")
     given: JsonObject = {}
+    added = False
     for name, token in as_object(reader.given.get(key)).items():
         inner = f"{key}.{name}"
         if name == "additional_special_tokens" and isinstance(token, list):
             reader.keep(inner, "model.add_special_tokens", token)
+            added = True
         elif token in (None, ""):
             reader.nothing(inner, "it has no value")
         elif name in SPECIAL_TOKENS and isinstance(token, str):
@@ -127,7 +129,10 @@ def tokens(reader: KeyReader) -> None:
             reader.lose(inner, f"special tokens are {', '.join(SPECIAL_TOKENS)}")
     if given:
         reader.set("model.special_tokens", given, key)
-    reader.mapped(key, ("model.special_tokens", "model.add_special_tokens"))
+    if given or added or not reader.given.get(key):
+        reader.mapped(key, ("model.special_tokens", "model.add_special_tokens"))
+    else:
+        reader.lose(key, f"it maps {', '.join(SPECIAL_TOKENS)} to tokens; none of its values does")
 
 
 CODE: Code = {

@@ -59,6 +59,7 @@ def template(reader: KeyReader) -> None:
     config, written = config_of(reader), reader.given.get("template")
     names = [str(written)] if written else template_names(model, kind, config)
     formats = formats_of(names[0]) if len(names) == 1 else {}
+    source = ""
     if not formats:
         _unknown(reader, names, written)
     elif "own" in formats:
@@ -71,7 +72,16 @@ def template(reader: KeyReader) -> None:
             reader.differs("template", _PATH, source, f"{note}: {'; '.join(differs)}")
         else:
             reader.keep("template", _PATH, source, note)
-    reader.mapped([key for key in _OF_TEMPLATE if not reader.decided(key)], (_PATH,))
+    for key in _OF_TEMPLATE:
+        if key not in reader.given or reader.decided(key):
+            continue
+        if source:
+            reader.mapped(key, (_PATH,))
+        elif key == "enable_thinking":
+            says = "the tokenizer's own template gets it as a variable, which it may not read"
+            reader.differs(key, "model.chat_template_kwargs", {key: reader.on(key)}, says)
+        else:
+            reader.lose(key, "it acts on a template of ms-swift, and the tokenizer's own is used here")
 
 
 def default_system(reader: KeyReader) -> None:
