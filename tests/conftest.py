@@ -18,6 +18,7 @@ from typing import Any
 
 import clock
 import pytest
+import rewriting
 import warm
 from support import TINY_LLAMA, Run, run_process, write_rows, write_tokenizer
 
@@ -37,8 +38,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config, "workerinput"
     ):  # a worker of xdist ignores Ctrl-C, and so would every process that a test starts
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    elif config.getoption("--record-seconds"):
-        config.pluginmanager.register(clock.Recorder())
+    else:
+        if config.getoption("--record-seconds"):
+            config.pluginmanager.register(clock.Recorder())
+        if config.getoption("dist", "no") != "no":
+            if sys.platform == "linux" and not config.getoption("--fresh-processes"):
+                subprocess.Popen = warm.Popen  # type: ignore[misc]  # which xdist starts its workers with
+                warm.starting()
+            if not sys.dont_write_bytecode:
+                rewriting.write_ahead(config, rewriting.collected_files(config))
     # Every 700 new objects it would look through all of torch, of Transformers and of the syntax trees again.
     gc.set_threshold(50_000, 20, 20)
     # Under nohup: what a test starts must hear it all the same.
@@ -67,6 +75,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
 
 
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: no collection of garbage looks through it again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before the fixtures, which start processes too."""
@@ -80,9 +94,7 @@ def no_leaks() -> Iterator[None]:
     """A test may not leave an environment variable, a non-daemon thread or a patched Transformers behind."""
     before, threads = dict(os.environ), set(threading.enumerate())
     yield
-    changed = {k for k in set(before) | set(os.environ) if before.get(k) != os.environ.get(k)} - {
-        "PYTEST_CURRENT_TEST"
-    }
+    changed = {k for k, _ in before.items() ^ os.environ.items()} - {"PYTEST_CURRENT_TEST"}
     ours = {
         k
         for k in changed

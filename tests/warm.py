@@ -4,8 +4,9 @@ off one that has imported everything and read the package's tables (``warm_modul
 A fresh interpreter spends 3 to 5 CPU seconds on the imports of torch, Transformers and ours before a test's
 first line; a fork spends none. It is a process like any other (a child of who asked, with its own standard
 streams, working directory, environment, session and signals), made by ``warm_server.py``. What it starts in
-turn by this interpreter is forked too. Tests that are about a process's start or its memory are
-marked ``fresh``; ``pytest --fresh-processes`` makes every process fresh: the same results, later.
+turn by this interpreter is forked too, and so are the workers of xdist. Tests that are about a process's
+start or its memory are marked ``fresh``; ``pytest --fresh-processes`` makes every process fresh: the same
+results, later.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ READ_LATE = (
     "TORCH_CPP_LOG_LEVEL",
     "HF_TOKEN",
 )
+#: What xdist starts its workers with (``execnet.gateway_io.popen_bootstrapline``).
+WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 #: Modules that launchers start of themselves.
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -88,6 +91,10 @@ class Nursery:
         """The server ends when it sees this."""
         self._link.close()
 
+    def is_ready(self) -> bool:
+        """Wait for a new server's imports; whether they have succeeded."""
+        return self._link.recv(1) == b"+"
+
     def can(self, environ: Mapping[str, str]) -> bool:
         return read_early(environ) == self._environ
 
@@ -110,12 +117,14 @@ class Nursery:
 
 def program_of(argv: Sequence[str]) -> dict[str, Any] | None:
     """A program that this interpreter is asked to run, with ``-u`` or without: ``-m paceline.…``, a
-    launcher's module, a script, or a program of this environment that its first line gives to this
-    interpreter; None for anything else.
+    launcher's module, a worker of xdist, a script, or a program of this environment that its first line
+    gives to this interpreter; None for anything else.
     """
     words = [os.fspath(word) for word in argv]
     if words[:1] != [sys.executable]:
         return {"module": None, "argv": words, "at_once": False} if is_ours(words) else None
+    if words[1:] == ["-u", "-c", WORKER]:
+        return {"module": None, "argv": ["-c"], "at_once": True}
     at_once = words[1:2] == ["-u"]
     first, *more = words[1 + at_once :] or [""]
     if first == "-m" and more and (more[0].startswith("paceline.") or more[0] in LAUNCHERS):
@@ -192,7 +201,18 @@ class Popen(Fresh[Any]):
 
 @functools.cache
 def started() -> Nursery:
-    """The test process's own server, started when first asked for."""
+    """The test process's own server, started when first asked for, when it has imported everything."""
+    nursery = starting()
+    if not nursery.is_ready():
+        raise RuntimeError(
+            "the warm server did not start; its error is above (--fresh-processes does without it)"
+        )
+    return nursery
+
+
+@functools.cache
+def starting() -> Nursery:
+    """The same server, which may be importing yet."""
     ours, theirs = socket.socketpair()
     environ = server_environment()
     with theirs:
@@ -206,10 +226,6 @@ def started() -> Nursery:
     nursery = Nursery(ours, environ)
     atexit.register(server.wait)
     atexit.register(nursery.close)
-    if ours.recv(1) != b"+":
-        raise RuntimeError(
-            "the warm server did not start; its error is above (--fresh-processes does without it)"
-        )
     return nursery
 
 

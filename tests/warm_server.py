@@ -222,7 +222,9 @@ def run(module: str | None, argv: Sequence[str]) -> int:
     main = ModuleType("__main__")
     code: CodeType | None
     paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    sys.path[:] = [os.getcwd() if module else str(Path(argv[0]).resolve().parent), *paths, *BASE]
+    in_place = argv[0] == "-c"
+    first = os.getcwd() if module else "" if in_place else str(Path(argv[0]).resolve().parent)
+    sys.path[:] = [first, *paths, *BASE]
     importlib.invalidate_caches()
     try:
         if module:
@@ -236,6 +238,9 @@ def run(module: str | None, argv: Sequence[str]) -> int:
             main.__file__, main.__package__ = spec.origin, spec.parent
             code = spec.loader.get_code(module)  # type: ignore[attr-defined]
             sys.argv = [spec.origin, *argv[1:]]
+        elif in_place:
+            code = compile(warm.WORKER, "<string>", "exec")
+            sys.argv = ["-c"]
         else:
             main.__file__ = argv[0]
             code = compile(Path(argv[0]).read_bytes(), argv[0], "exec")

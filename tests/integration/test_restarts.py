@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from test_killed_ranks import ranks_of
 from test_train import end, events_of, start, steps_of, train, wait_for_step
 
@@ -32,7 +33,10 @@ def those_with(variable: str) -> dict[int, str]:
 
 
 def test_a_killed_rank_costs_the_steps_since_the_last_save_and_no_bit(
-    tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Any], tmp_path: Path
+    tiny: Callable[..., dict[str, Any]],
+    paceline: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes = {"max_steps": 40, **SIZES}
     config = tiny(**sizes, output_dir=str(tmp_path / "run"))
@@ -47,6 +51,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_save_and_no_bit(
     [restart] = [note for note in notes if note.code == "launch.restart"]
     assert "restart 1 of 2" in restart.what and "launch.worker_killed at step" in restart.found
 
+    monkeypatch.setattr(warm.Popen, "allowed", True)
     whole = train(paceline, tiny(**sizes, output_dir=str(tmp_path / "whole")), tmp_path, 2)
     assert whole.code == 0, whole.err
     last = {name: {s.step: s.loss for s in steps_of(tmp_path / name)} for name in ("run", "whole")}

@@ -12,7 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+import rewriting
 import warm
+from _pytest.assertion import rewrite
+from _pytest.pathlib import import_path
 from ranks import HANGS
 from support import worker_environment
 
@@ -169,3 +172,22 @@ def test_a_child_of_one_dies_with_it(tmp_path: Path) -> None:
     while child.exists() and ") Z" not in child.read_text():
         assert time.monotonic() < deadline, "it has outlived its parent"
         time.sleep(0.05)
+
+
+def test_a_worker_of_xdist_is_forked_too(pytestconfig: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ or pytestconfig.getoption("--fresh-processes"):
+        pytest.skip("asks a warm worker of xdist (scripts/test)")
+    assert warm.Popen.nursery is not None
+
+
+def test_assertions_that_were_rewritten_ahead_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    file = tmp_path / "test_rewritten_ahead.py"
+    file.write_text("def fails(one):\n    assert one == 2\n")
+    rewriting.write_ahead(pytestconfig, [file])
+    monkeypatch.setattr(rewrite, "rewrite_asserts", None)  # who rewrites again, fails
+    monkeypatch.syspath_prepend(tmp_path)
+    module = import_path(file, root=tmp_path, consider_namespace_packages=False)
+    with pytest.raises(AssertionError, match="assert 1 == 2"):
+        module.fails(1)
