@@ -240,6 +240,7 @@ class _FamilyTable:
     families: Mapping[str, Family]
 
 
+_LLAMA = Family()  # a search asks thousands of times
 _table = cache(partial(shipped_table, "families", _FamilyTable))
 
 
@@ -255,7 +256,7 @@ def encoders() -> Mapping[str, Family]:
 
 def family_of(kind: Json) -> Family:
     """Return the record of a model type; for an unknown one, a Llama's."""
-    return encoders().get(str(kind)) or families().get(str(kind), Family())
+    return encoders().get(str(kind)) or families().get(str(kind), _LLAMA)
 
 
 def composites() -> Mapping[str, Composite]:

@@ -68,7 +68,7 @@ def test_every_family_that_sees_images_is_tried() -> None:
     assert {kind for kind, composite in composites().items() if composite.pixels} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("kind", swept(FAMILIES, 2))
+@pytest.mark.parametrize("kind", swept(FAMILIES, 3))
 def test_a_packed_row_is_its_documents_alone(kind: str, tmp_path: Path) -> None:
     compared(write_vision_folder(tmp_path, kind), torch.float64, 1e-10)
 
