@@ -50,7 +50,7 @@ def trained(
     }
 
 
-SOME = ("tp", "tp sp lp", "tp sp lp bfloat16", "ulysses", "allgather bfloat16")
+SOME = ("tp", "tp sp lp", "ulysses", "allgather bfloat16")
 
 
 def parity(world: World, names: Sequence[str] = ()) -> dict[str, Any]:

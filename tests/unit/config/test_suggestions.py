@@ -171,7 +171,13 @@ def test_what_lies_further_than_its_slips_is_not_suggested() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", ["section", "json", "overrides", "kwargs", "secrets"])
+FULL = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["section", "json", "secrets", *(pytest.param(k, marks=FULL) for k in ("overrides", "kwargs"))],
+)
 def test_many_unknown_keys_cost_little(refuse, tmp_path, kind: str) -> None:
     """20,000 keys took a minute; the first are named one by one, the others counted."""
     many = 20_000
@@ -198,7 +204,10 @@ def test_many_unknown_keys_cost_little(refuse, tmp_path, kind: str) -> None:
         assert any(f"{many - MOST_UNKNOWN:,} more unknown keys" in d.what for d in found)
 
 
-@pytest.mark.parametrize("system", ["llamafactory", "swift", "deepspeed", "accelerate"])
+@pytest.mark.parametrize(
+    "system",
+    ["llamafactory", "deepspeed", *(pytest.param(name, marks=FULL) for name in ("swift", "accelerate"))],
+)
 def test_an_import_of_many_unknown_keys_costs_little_and_says_little(
     system: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -89,6 +90,11 @@ def decoded(
     return made, account[-1] if account else None
 
 
+@cache
+def of_cpu(family: str, sampling: RolloutSampling) -> list[Completion]:
+    return decoded(build(family), asked(), sampling)[0]
+
+
 def same(here: list[Completion], there: list[Completion]) -> None:
     assert [c.tokens for c in here] == [c.tokens for c in there]
     assert [c.ended for c in here] == [c.ended for c in there]
@@ -108,7 +114,7 @@ def same(here: list[Completion], there: list[Completion]) -> None:
 )
 def test_a_captured_step_writes_the_cpus_answers(family: str, sampling: RolloutSampling) -> None:
     requests = asked()
-    here, _ = decoded(build(family), requests, sampling)
+    here = of_cpu(family, sampling)
     assert any(c.ended for c in here)
     with emulated() as machine:
         there, account = decoded(build(family, machine.device), requests, sampling)
@@ -119,7 +125,7 @@ def test_a_captured_step_writes_the_cpus_answers(family: str, sampling: RolloutS
 @pytest.mark.parametrize("kind", ["cuda", pytest.param("xpu", marks=pytest.mark.full)])
 def test_a_step_that_is_not_captured_writes_them_too(kind: str) -> None:
     requests = asked()
-    here, _ = decoded(build("gemma3"), requests, SAMPLED)
+    here = of_cpu("gemma3", SAMPLED)
     with emulated(kind=kind) as machine:
         root = build("gemma3", machine.device)
         why = "a reason" if kind == "cuda" else None
@@ -189,7 +195,7 @@ def test_sampling_64_rows_starts_few_kernels(sampling: RolloutSampling) -> None:
 @pytest.mark.parametrize("sampling", [RolloutSampling(0.0), SAMPLED], ids=str)
 def test_kernels_draw_the_cpus_answers(sampling: RolloutSampling) -> None:
     requests = asked()
-    here, _ = decoded(build("llama"), requests, sampling)
+    here = of_cpu("llama", sampling)
     with emulated() as machine, mock.patch("paceline.runtime.device.device.triton_obstacle", lambda: ""):
         there, account = decoded(build("llama", machine.device), requests, sampling)
     same(here, there)
@@ -219,7 +225,7 @@ def test_rows_leave_at_the_borders_of_buckets_alone() -> None:
 
 def test_a_forward_in_which_the_host_reads_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = asked()
-    here, _ = decoded(build("llama"), requests, SAMPLED)
+    here = of_cpu("llama", SAMPLED)
 
     def reading(module: Any, inputs: Any) -> None:
         inputs[0].sum().item()
@@ -234,7 +240,7 @@ def test_a_forward_in_which_the_host_reads_is_not_captured(monkeypatch: pytest.M
 
 def test_a_capture_that_fails_leaves_the_answers_right() -> None:
     requests = asked()
-    here, _ = decoded(build("llama"), requests, SAMPLED)
+    here = of_cpu("llama", SAMPLED)
     calls = [0]
 
     def sometimes(module: Any, inputs: Any) -> None:
@@ -253,7 +259,7 @@ def test_a_capture_that_fails_leaves_the_answers_right() -> None:
 
 def test_a_model_that_computes_something_else_with_fixed_buffers_keeps_a_growing_cache() -> None:
     requests = asked()
-    here, _ = decoded(build("llama"), requests, SAMPLED)
+    here = of_cpu("llama", SAMPLED)
     with emulated() as machine, mock.patch.object(StaticBuffers, "show", lambda *_: None):
         there, account = decoded(build("llama", machine.device), requests, SAMPLED)
     same(here, there)
