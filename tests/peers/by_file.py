@@ -5,7 +5,8 @@
 
 SPEC holds ``peer_examples`` and ``wild_configs`` (default: ``shared/spec`` next to the repository). A file is
 kept whole if each of its keys, and each default of its program, acts the same here or has no effect; it is
-kept with a named difference if none is lost. ``--list`` prints every other file with its keys and reasons.
+kept with a named difference if none is lost, and the difference is measured if ``sizes.py`` has the size of
+each. ``--list`` prints every other file with its keys and reasons.
 ``--write`` writes the table in ``docs/how-to/import.md`` and its Chinese twin, and ``recorded/by_file.json``.
 """
 
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from paceline.config.import_export.commands.command_line import read_command
 from paceline.config.import_export.import_config import import_command, import_config, read_foreign
+from paceline.config.import_export.sizes import is_measured, measured
 from paceline.config.import_export.verdicts import Imported, KeyVerdict
 from paceline.config.import_export.write_yaml import accepted
 from paceline.core.errors import ConfigError
@@ -30,7 +32,7 @@ from paceline.rules import of_config
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = Path(__file__).parent / "recorded" / "by_file.json"
-WHOLE, DIFFERS, LOST, REFUSED = "whole", "differs", "lost", "refused"
+WHOLE, MEASURED, DIFFERS, LOST, REFUSED = "whole", "measured", "differs", "lost", "refused"
 #: kinds of files: those that count, and those that are counted apart
 COUNTS, IMAGES, ENGINES, OTHER = "counts", "images", "engines", "other"
 #: program → (title, folders of SPEC)
@@ -197,14 +199,17 @@ def _one_process(words: list[str]) -> list[str]:
 
 def _counted(name: str, kind: str, found: Imported) -> Counted:
     accepted(found, "counted", of_config)
+    listed = [*found.of(KeyVerdict.LOST), *found.of(KeyVerdict.DIFFERS)]
     reasons = {
         finding.key
         if finding.line
         else f"{finding.key} (default)": f"{finding.verdict.value}: {finding.says}"
-        for verdict in (KeyVerdict.LOST, KeyVerdict.DIFFERS)
-        for finding in found.of(verdict)
+        + (f" [{size}]" if (size := measured(found.system, finding.key, finding.says)) else "")
+        for finding in listed
     }
-    outcome = LOST if found.of(KeyVerdict.LOST) else DIFFERS if reasons else WHOLE
+    named = all(is_measured(found.system, one.key, one.says) for one in listed)
+    kept = (MEASURED if named else DIFFERS) if listed else WHOLE
+    outcome = LOST if found.of(KeyVerdict.LOST) else kept
     mine = [finding.verdict for key, finding in found.findings.items() if finding.line and "." not in key]
     same = sum(verdict in (KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT) for verdict in mine)
     return Counted(name, kind, outcome, reasons, (same, len(mine)))
@@ -244,8 +249,9 @@ def lost_keys(counted: list[Counted]) -> Counter[str]:
 
 
 _HEADS = (
-    "| program | files | whole | named difference | not | kept | keys kept | lost in most files |",
-    "| 程序 | 文件 | 完整 | 有说明的差别 | 未保留 | 保留 | 保留的键 | 最常丢失 |",
+    "| program | files | whole | measured difference | named difference | not | kept | keys kept"
+    " | lost in most files |",
+    "| 程序 | 文件 | 完整 | 有测量值的差别 | 有说明的差别 | 未保留 | 保留 | 保留的键 | 最常丢失 |",
 )
 _APART = {
     COUNTS: ("", ""),
@@ -256,7 +262,7 @@ _APART = {
 
 def table(counted: dict[str, list[Counted]], chinese: bool = False) -> str:
     """Return the table of the page: a line a program, and one for each kind that is counted apart."""
-    lines = [_HEADS[chinese], "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    lines = [_HEADS[chinese], "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
     for program, ones in counted.items():
         for kind, title in _APART.items():
             mine = [one for one in ones if one.kind == kind]
@@ -267,10 +273,11 @@ def table(counted: dict[str, list[Counted]], chinese: bool = False) -> str:
 
 def _line(title: str, mine: list[Counted]) -> str:
     of = Counter(one.outcome for one in mine)
-    kept = of[WHOLE] + of[DIFFERS]
+    kept = of[WHOLE] + of[MEASURED]
+    lost = len(mine) - kept - of[DIFFERS]
     same, keys = (sum(one.keys[which] for one in mine) for which in (0, 1))
     shown = ", ".join(f"`{key}` {number}" for key, number in most_common(mine, 4))
-    cells = [title, len(mine), of[WHOLE], of[DIFFERS], len(mine) - kept, f"{kept / len(mine):.0%}"]
+    cells = [title, len(mine), of[WHOLE], of[MEASURED], of[DIFFERS], lost, f"{kept / len(mine):.0%}"]
     cells += [f"{same / max(1, keys):.1%}", shown if mine[0].kind == COUNTS else ""]
     return f"| {' | '.join(map(str, cells))} |"
 

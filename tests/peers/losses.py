@@ -177,9 +177,10 @@ def _one(program: str, name: str, keys: Any, answer: Any, folder: Path) -> Compa
 
 
 def record(program: str, found: list[Compared]) -> None:
-    """Write the outcomes of one program, next to the others'."""
+    """Write the outcomes of one program, next to the others."""
     kept = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else []
-    rows = [row for row in kept if row["program"] != program] + [asdict(one) for one in found]
+    anew = {(program, one.file) for one in found}
+    rows = [row for row in kept if (row["program"], row["file"]) not in anew] + [asdict(one) for one in found]
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     RECORDED.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 

@@ -84,6 +84,7 @@ SMALL: dict[str, Keys] = {
     "dpo, smoothed": {"stage": "dpo", **_FULL, "dpo_label_smoothing": 0.2, "adam_beta2": 0.95},
     "simpo": {"stage": "dpo", **_FULL, "pref_loss": "simpo", "simpo_gamma": 0.5, "pref_beta": 2.0},
     "orpo": {"stage": "dpo", **_FULL, "pref_loss": "orpo"},
+    "dpo and sft": {"stage": "dpo", **_FULL, "pref_ftx": 0.5},
     "kto": {"stage": "kto", **_FULL, "kto_rejected_weight": 0.7},
 }
 

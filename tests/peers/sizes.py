@@ -1,45 +1,105 @@
 #!/usr/bin/env python
 """How large the named differences are, as the other programs' losses and rows show it.
 
-    PACELINE_PEERS=/opt/envs python tests/peers/sizes.py [--rows]
+    PACELINE_PEERS=/opt/envs python tests/peers/sizes.py [--ask PROGRAM [--match KEY]]
 
 Reads ``recorded/losses.json``: of files in which one difference acts, how far apart the losses of three steps
-lie. ``--rows`` asks for the rows that differ, too. Writes ``arguments/sizes.json``, which the report of an
-import shows.
+lie. ``--ask`` measures the cases of ``differences.py`` anew, and the rows that differ, which
+``recorded/differences.json`` keeps. Writes ``arguments/sizes.json``, which the report of an import shows.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import of_swift
 import ours
 from ask import ask
-from losses import RECORDED, ROOT, TOLERANCE
-from small import ROWS, write_model
+from by_file import PROGRAMS
+from differences import Apart, Rows, changed, of_program, rows_of_program
+from losses import RECORDED, ROOT, TOLERANCE, small
 
 from paceline.config.import_export.import_config import TRANSLATORS
 from paceline.config.import_export.sizes import shape_of
+from paceline.core.errors import ConfigError
 
 TO = ROOT / "paceline/config/import_export/arguments/sizes.json"
+ASKED = RECORDED.with_name("differences.json")
 
 
 def main() -> None:
     """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rows", action="store_true")
+    parser.add_argument("--ask", choices=list(PROGRAMS))
+    parser.add_argument("--match", default="", help="only keys that match this pattern")
     options = parser.parse_args()
-    found = of_losses()
-    before = json.loads(TO.read_text(encoding="utf-8")) if TO.exists() else {}
-    kept = {key: text for key, text in before.items() if "rows" in text}
-    found |= of_rows() if options.rows else kept
+    asked: dict[str, str] = json.loads(ASKED.read_text(encoding="utf-8")) if ASKED.exists() else {}
+    if options.ask:
+        cases = [one for one in of_program(options.ask) if re.search(options.match, one.key)]
+        largest: dict[str, float] = {}
+        for shape, size in of_cases(options.ask, cases) if cases else ():
+            largest[shape] = max(size, largest.get(shape, 0.0))
+        asked |= {shape: _losses(size) for shape, size in largest.items()}
+        rows = [one for one in rows_of_program(options.ask) if re.search(options.match, one.key)]
+        asked |= dict(of_rows(options.ask, rows)) if rows else {}
+        _write(ASKED, asked)
+    found = of_losses() | asked
     for key, text in sorted(found.items()):
         print(f"{text}: {key}")
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(text)}" for key, text in sorted(found.items()))
-    TO.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    _write(TO, found)
+
+
+def _write(path: Path, texts: dict[str, str]) -> None:
+    lines = ",\n".join(
+        f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(text)}" for key, text in sorted(texts.items())
+    )
+    path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+def _losses(size: float) -> str:
+    if size <= TOLERANCE:
+        return f"losses of three steps are equal to {TOLERANCE:g}"
+    return f"losses of three steps differ by up to {size:.1g}"
+
+
+def of_cases(program: str, cases: list[Apart]) -> Iterator[tuple[str, float]]:
+    """Yield each case's difference and its size; the program trains all of them in one go."""
+    with tempfile.TemporaryDirectory(prefix="paceline-sizes-") as name:
+        folders = [Path(name) / str(number) for number in range(len(cases))]
+        trained, places = list[Any](), list[tuple[int, int]]()
+        for case, folder in zip(cases, folders, strict=True):
+            folder.mkdir()
+            given = small(program, folder, case.base)
+            case.rows(folder)
+            both = [case.theirs] if case.ours is None else [case.theirs, case.ours]
+            places.append((len(trained), len(both)))
+            trained += [changed(program, given, keys, folder) for keys in both]
+        answers = ask(program, "losses", trained, Path(name), timeout=7200)
+        for case, folder, (place, count) in zip(cases, folders, places, strict=True):
+            mine = answers[place : place + count]
+            try:
+                yield _one(case, trained[place], mine, folder)
+            except (RuntimeError, ValueError, KeyError, ConfigError) as exc:
+                print(f"{case.key} {dict(case.theirs)}: not measured: {exc}", flush=True)
+
+
+def _one(case: Apart, given: Any, answers: list[Any], folder: Path) -> tuple[str, float]:
+    if wrong := [answer["error"] for answer in answers if isinstance(answer, dict)]:
+        raise ValueError(f"{case.program}: {wrong[0]}")
+    seen = changed(case.program, given, case.beside, folder)
+    made = ours.imported(case.program, seen)
+    shape = shape_of(TRANSLATORS[case.program].name, case.key, made.said[case.key])
+    both = answers if len(answers) == 2 else [*answers, ours.losses(made, folder)]
+    size = max(abs(a - b) for a, b in zip(*both, strict=True))
+    if case.ours is not None and size <= TOLERANCE and not case.same:
+        raise ValueError(f"it does not act: {both}")
+    print(f"{shape} {dict(case.theirs)}: {both}: {size:.2g}; also said: {[*made.said]}", flush=True)
+    return shape, size
 
 
 def of_losses() -> dict[str, str]:
@@ -59,24 +119,48 @@ def of_losses() -> dict[str, str]:
         if len(acting) == 1 and row["difference"] > TOLERANCE:
             key = shape_of(TRANSLATORS[row["program"]].name, *acting[0])
             largest[key] = max(row["difference"], largest.get(key, 0.0))
-    return {key: f"losses of three steps differ by up to {size:.1g}" for key, size in largest.items()}
+    alone = {key: _losses(size) for key, size in largest.items()}
+    # what acts on an accelerator is not seen here
+    same = {shape_of(TRANSLATORS[said[0]].name, *said[1:]) for said in idle if "device" not in said[2]}
+    return dict.fromkeys(same, _losses(0.0)) | alone
 
 
-def of_rows() -> dict[str, str]:
-    """Return how many rows differ where ms-swift draws some of a data set."""
+def of_rows(program: str, cases: list[Rows]) -> Iterator[tuple[str, str]]:
+    """Yield each case's difference, and how many rows have other tokens or other ones with loss."""
     with tempfile.TemporaryDirectory(prefix="paceline-sizes-") as name:
-        folder = Path(name)
-        write_model(folder)
-        words = of_swift.small(folder, of_swift.SMALL["sft full"])
-        place = words.index("--dataset") + 1
-        words[place] = f"{words[place]}#{ROWS // 2}"
-        (theirs,) = ask("swift", "tokens", [words], folder)
-        made = ours.imported("swift", words)
-        mine = [ids for ids, _ in ours.tokens(made, folder)]
-    drawn = [list(row["input_ids"]) for row in theirs]
-    others = sum(ids not in mine for ids in drawn)
-    says = made.said["dataset"]
-    return {shape_of("ms-swift", "dataset", says): f"{others} of {len(drawn)} rows differ, drawn of {ROWS}"}
+        folders, given = [Path(name) / str(number) for number in range(len(cases))], list[Any]()
+        for case, folder in zip(cases, folders, strict=True):
+            folder.mkdir()
+            made = small(program, folder, case.base)
+            case.rows(folder)
+            given.append(changed(program, made, case.theirs, folder))
+        answers = ask(program, "tokens", given, Path(name), timeout=7200)
+        for case, folder, keys, theirs in zip(cases, folders, given, answers, strict=True):
+            try:
+                yield _rows_of(case, keys, theirs, folder)
+            except (RuntimeError, ValueError, KeyError, ConfigError) as exc:
+                print(f"{case.key} {dict(case.theirs)}: not measured: {exc}", flush=True)
+
+
+def _rows_of(case: Rows, given: Any, theirs: Any, folder: Path) -> tuple[str, str]:
+    if isinstance(theirs, dict):
+        raise ValueError(f"{case.program}: {theirs['error']}")
+    made = ours.imported(case.program, changed(case.program, given, case.beside, folder))
+    wanted = re.compile(case.part)
+    says = next(
+        part for part in [made.said[case.key], *made.said[case.key].split("; ")] if wanted.search(part)
+    )
+    shape = shape_of(TRANSLATORS[case.program].name, case.key, says)
+    mine = ours.tokens(made, folder)
+    rows = [(list(row["input_ids"]), list(row.get("labels") or [])) for row in theirs]
+    others = sum(not any(_alike(row, one) for one in mine) for row in rows)
+    size = f"{others} of {len(rows)} rows differ{case.where}"
+    print(f"{shape} {dict(case.theirs)}: {size}; ours {len(mine)}; also said: {[*made.said]}", flush=True)
+    return shape, size
+
+
+def _alike(theirs: tuple[list[int], list[int]], ours_: tuple[list[int], list[int]]) -> bool:
+    return theirs[0] == ours_[0] and (not theirs[1] or theirs[1] == ours_[1])
 
 
 if __name__ == "__main__":

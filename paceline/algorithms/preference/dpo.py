@@ -96,6 +96,7 @@ class DPO(WithReference, PairPolicy):
         self.beta, self.smoothing = o.beta, o.label_smoothing
         self.name = o.loss_type
         self.length_normalized, self.alpha = o.length_normalized, o.rpo_alpha or 0.0
+        self.mean_of_means = o.mean_of_means
         super().__init__("" if o.reference_free else reference)
 
     def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:

@@ -49,7 +49,8 @@ class ORPO(PairPolicy):
     alpha = 1.0
 
     def __init__(self, **options: Json) -> None:
-        self.beta = OrpoOptions.model_validate(options).beta
+        o = OrpoOptions.model_validate(options)
+        self.beta, self.mean_of_means = o.beta, o.mean_of_means
 
     def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
         return -self.beta * F.logsigmoid(log_odds(chosen) - log_odds(rejected))

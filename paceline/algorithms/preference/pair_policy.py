@@ -60,7 +60,8 @@ _METRICS = (
 class PairPolicy(Algorithm):
     """loss = Σ_pairs ``pair_loss`` / Σ_pairs 1 over the pairs of ALL ranks and micro-batches of a step.
 
-    A non-zero ``alpha`` adds α Σ_t -log π(y_chosen,t) / Σ_t 1 over the tokens of chosen answers.
+    A non-zero ``alpha`` adds α Σ_t -log π(y_chosen,t) / Σ_t 1 over the tokens of chosen answers; with
+    ``mean_of_means`` the mean over pairs of each chosen answer's mean.
 
     Metrics are means over pairs, with TRL's names: ``rewards/chosen`` and ``rewards/rejected`` (β times the
     first result of ``rewards_and_logps``), ``rewards/accuracies``, ``rewards/margins``, ``logps/chosen``,
@@ -71,6 +72,7 @@ class PairPolicy(Algorithm):
     counts_documents = True
     beta: float
     alpha: float
+    mean_of_means = False
 
     @abstractmethod
     def pair_loss(self, chosen: Tensor, rejected: Tensor) -> Tensor:
@@ -91,14 +93,16 @@ class PairPolicy(Algorithm):
         real = real_pairs(batch)
         if not self.alpha:
             return {TERM: real.sum()}
-        return {TERM: real.sum(), SFT_TERM: sum_of(halves(document_labels(batch))[0], real)}
+        tokens = sum_of(halves(document_labels(batch))[0], real)
+        return {TERM: real.sum(), SFT_TERM: real.sum() if self.mean_of_means else tokens}
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         real = real_pairs(batch)
         logps = document_sums(outputs[Output.LOGPROBS.value], batch)
         sums = {TERM: sum_of(self.pair_loss(*halves(self.compared(logps, batch))), real)}
         if self.alpha:
-            sums[SFT_TERM] = -self.alpha * sum_of(halves(logps)[0], real)
+            learnt = token_means(logps, batch) if self.mean_of_means else logps
+            sums[SFT_TERM] = -self.alpha * sum_of(halves(learnt)[0], real)
         return sums
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:

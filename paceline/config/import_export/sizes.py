@@ -16,7 +16,19 @@ def shape_of(system: str, key: str, says: str) -> str:
 
 def measured(system: str, key: str, says: str) -> str:
     """Return the size of a difference (of each of several), or an empty text where none was measured."""
-    sizes = (
-        table("sizes").get(shape_of(system, key, part)) for part in dict.fromkeys([says, *says.split("; ")])
-    )
-    return "; ".join(dict.fromkeys(str(size) for size in sizes if size))
+    return "; ".join(dict.fromkeys(size for size in _sizes(system, key, says) if size))
+
+
+def is_measured(system: str, key: str, says: str) -> bool:
+    """Whether a difference, and each of several, was measured."""
+    return all(_sizes(system, key, says))
+
+
+def _sizes(system: str, key: str, says: str) -> list[str]:
+    inner, _, rest = says.partition(": ")
+    if inner.startswith(f"{key}."):  # of a part of the key
+        key, says = inner, rest
+    found = table("sizes")
+    whole = found.get(shape_of(system, key, says))
+    parts = [found.get(shape_of(system, key, part)) for part in dict.fromkeys(says.split("; "))]
+    return [str(size or "") for size in ([whole] if whole else parts)]

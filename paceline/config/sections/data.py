@@ -173,11 +173,12 @@ class DataSection(ImageFields):
         default=True,
         description="Pack several documents into one row; attention is restricted to each document.",
     )
-    train_on: Annotated[str, Word("auto", "assistant", "last", "all")] = Field(
+    train_on: Annotated[str, Word("auto", "assistant", "last", "completion", "all")] = Field(
         default="auto",
         description=(
             "Tokens in the loss: only the assistant's (rows of plain text, which have none, are refused), its"
-            " last answer's alone, or all; auto: the assistant's, and all of plain text."
+            " last answer's alone, the completion's where a row has prompt and completion apart and else all"
+            " (completion, as in TRL), or all; auto: the assistant's, and all of plain text."
         ),
     )
     default_system: OptText = Field(

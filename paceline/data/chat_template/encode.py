@@ -396,7 +396,7 @@ class Encoder:
     def _with_spans(self, example: Example) -> RenderedText:
         """Return the conversation with the spans of the turns that have loss."""
         trained = trained_turns(example, self.train_on)
-        if self.train_on == "all" and trained is None:
+        if example.whole or (self.train_on == "all" and trained is None):
             return self._whole(example)._replace(answers=self._answers(example))
         renderer = self.renderers.of(example)
         chat, rendered = renderer.render(example, renderer.template.render_whole)

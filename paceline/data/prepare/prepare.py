@@ -243,7 +243,7 @@ def _later_options(data: DataSection, system: str | None) -> list[Json]:
         **({"default_system": system} if system else {}),
         **({"truncation": data.truncation} if data.truncation != "end" else {}),
         **({"max_prompt_length": data.max_prompt_length} if data.max_prompt_length else {}),
-        **({"train_on": "last"} if data.train_on == "last" else {}),
+        **({"train_on": data.train_on} if data.train_on in ("last", "completion") else {}),
     }
     return [options] if options else []
 

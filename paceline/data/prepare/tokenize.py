@@ -70,7 +70,7 @@ class Setup:
     @property
     def find_answers(self) -> bool:
         """Whether the spans of answers are needed and the labels do not show them."""
-        unlabelled = self.reading.last_answers or self.train_on == "all"
+        unlabelled = self.reading.last_answers or self.reading.completions or self.train_on == "all"
         return self.truncation == "ratio" and self.kind.learns_tokens and unlabelled
 
 

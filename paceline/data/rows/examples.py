@@ -15,7 +15,7 @@ from paceline.data.images.open_image import ImageRules
 from paceline.data.images.row_images import with_pictures, with_slots
 from paceline.data.images.slots import RowImage
 from paceline.data.rows import messages, tools_and_documents
-from paceline.data.rows.formats import COLUMNS, IMAGE_COLUMNS, PLAIN_TEXTS, Example, Shape
+from paceline.data.rows.formats import ANSWERED, COLUMNS, IMAGE_COLUMNS, PLAIN_TEXTS, Example, Shape
 from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
 from paceline.data.rows.messages import Message, unread_in_calls
 from paceline.data.rows.row_errors import Problem, Tally
@@ -107,6 +107,7 @@ class Reading:
     """How rows are read: ``train_on``, ``strict``, ``converter`` and ``default_system`` as in the config.
 
     ``kind``: the kind of rows. ``last_answers``: only answers after the last question have loss.
+    ``completions``: all of a row has loss, unless it has prompt and completion apart.
     ``answers_only``: the config asks for loss on answers only, so rows must have answers. ``query_prompt``,
     ``document_prompt``: texts put before queries and documents. ``images``: how pictures are opened; None:
     rows with pictures are refused.
@@ -121,6 +122,7 @@ class Reading:
     document_prompt: str = ""
     default_system: str | None = None
     last_answers: bool = False
+    completions: bool = False
     images: ImageRules | None = None
 
     @classmethod
@@ -129,7 +131,8 @@ class Reading:
         train_on = "all" if data.train_on == "all" else "assistant"
         last, prompts = data.train_on == "last", (data.query_prompt, data.document_prompt)
         answers_only = last or data.train_on == "assistant"
-        own = (*prompts, data.default_system, last, ImageRules.of(data) if images else None)
+        pictures, completions = ImageRules.of(data) if images else None, data.train_on == "completion"
+        own = (*prompts, data.default_system, last, completions, pictures)
         return cls(train_on, kind, data.strict, data.converter, answers_only, *own)
 
     def refuses(self, shape: Shape) -> bool:
@@ -149,6 +152,7 @@ class RowReader:
         self._shape, self._kind, self._strict = shape, reading.kind, reading.strict
         self._prompts = reading.query_prompt, reading.document_prompt
         self._system, self._last = system_text(reading.default_system), reading.last_answers
+        self._whole = reading.completions and shape.format not in ANSWERED
         columns = (name for group in COLUMNS.get(shape.format, (tuple(shape.columns),)) for name in group)
         # The columns of the file that rows are read from, in the same order in all processes
         read = (name for name in columns if name in shape.columns and name not in IMAGE_COLUMNS)
@@ -179,6 +183,7 @@ class RowReader:
             examples = self._kind.prompted(self._kind.normalise(row, self._shape), *self._prompts)
             whole = (with_system(with_beside(example, row), self._system) for example in examples)
             examples = tuple(learning_last(example) if self._last else example for example in whole)
+            examples = tuple(replace(each, whole=True) for each in examples) if self._whole else examples
             return with_pictures(examples, images) if images else examples
         except RowError as error:
             return Problem(error.reason, where, error.detail)

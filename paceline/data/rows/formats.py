@@ -29,6 +29,8 @@ CLASSIFIED_TEXT = "classified"
 RETRIEVAL_TEXT = "retrieval"
 #: The formats without a conversation: no chat template writes them.
 PLAIN_TEXTS = frozenset({TEXT, PAIR_TEXT, CLASSIFIED_TEXT, RETRIEVAL_TEXT})
+#: The formats with a row's prompt and its completion apart.
+ANSWERED = frozenset({"prompt_completion", "alpaca"})
 #: Columns with a row's pictures.
 IMAGE_COLUMNS = ("images", "image")
 #: Types of a turn's parts that are pictures.
@@ -68,7 +70,7 @@ class Example:
     """A normalised row: ``messages`` (a conversation) or ``text``.
 
     Assistant turns have loss from turn ``learn_from`` on, and ``text`` from character ``begin`` on.
-    ``pair``: the second of two texts, of which ``text`` is the first.
+    ``whole``: every token has loss. ``pair``: the second of two texts, of which ``text`` is the first.
     ``values``: extra numbers by name. ``facts``: JSON about a prompt that the model answers itself, for
     reward functions. ``tools`` (JSON schemas), ``documents`` and ``template_kwargs`` are for the chat
     template. ``images``: the pictures whose slots the texts have, in order.
@@ -79,6 +81,7 @@ class Example:
     pair: str = ""
     learn_from: int = 0
     begin: int = 0
+    whole: bool = False
     values: Mapping[str, float] = field(default_factory=dict)
     facts: str = ""
     tools: tuple[JsonObject, ...] = ()

@@ -68,6 +68,13 @@ CASES: dict[str, tuple[type[PairPolicy], dict[str, Any], Pair, bool, float]] = {
         1.0,
     ),
     "orpo": (ORPO, {}, lambda c, r: BETA * smoothed(odds(c) - odds(r)), True, 1.0),
+    "orpo, means": (
+        ORPO,
+        {"mean_of_means": True},
+        lambda c, r: BETA * smoothed(odds(c) - odds(r)),
+        True,
+        1.0,
+    ),
     "simpo": (SimPO, {}, lambda c, r: smoothed(BETA * (c - r) - 0.5), True, 0.0),
     "simpo with all": (
         SimPO,
@@ -86,14 +93,14 @@ def made(case: str) -> PairPolicy:
 
 def expected(case: str, batch: Batch, logprobs: Tensor) -> dict[str, float]:
     """Sums over the pairs of the loss, of the SFT term where there is one, and of every statistic."""
-    kind, _, loss, means, alpha = CASES[case]
+    kind, options, loss, means, alpha = CASES[case]
     spoken = answers(batch, logprobs)
     sums: dict[str, float] = {}
     for chosen, rejected in zip(spoken[::2], spoken[1::2], strict=True):
         c, r = (sum(own) / (len(own) if means else 1) for own in (chosen, rejected))
         told = {
             "pairs": loss(c, r),
-            "sft": -alpha * sum(chosen),
+            "sft": -alpha * sum(chosen) / (len(chosen) if options.get("mean_of_means") else 1),
             "rewards/chosen": BETA * c,
             "rewards/rejected": BETA * r,
             "rewards/accuracies": float(c > r),
@@ -119,7 +126,8 @@ def test_losses_gradients_and_statistics_equal_their_formulas(case: str) -> None
         assert float(value.detach()) == pytest.approx(right[name], abs=1e-10)
     weights = {name: int(value) for name, value in algorithm.weights(batch).items()}
     assert weights["pairs"] == 9
-    assert weights.get("sft") in (None, sum(map(len, answers(batch, logprobs)[::2])))
+    tokens = sum(map(len, answers(batch, logprobs)[::2]))
+    assert weights.get("sft") in (None, 9 if CASES[case][1].get("mean_of_means") else tokens)
     metrics = {
         name: float(v) for name, v in algorithm.metrics(Role.POLICY, {"logprobs": logprobs}, batch).items()
     }

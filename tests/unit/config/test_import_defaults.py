@@ -154,8 +154,9 @@ def test_completions_have_loss_by_the_rows_columns(tmp_path: Path, kind: str) ->
     elif kind == "parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
     found = imported("trl", {**FULL["trl"], "dataset_name": str(file)})
-    trained, said = found.settings["data.train_on"].value, found.findings.get("completion_only_loss")
-    assert (trained, said is not None) == (("all", True) if kind == "hub" else ("assistant", False))
+    trained = found.settings["data.train_on"].value
+    assert trained == ("completion" if kind == "hub" else "assistant")
+    assert "completion_only_loss" not in found.findings
 
 
 @pytest.mark.parametrize(

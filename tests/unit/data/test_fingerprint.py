@@ -77,6 +77,7 @@ BESIDE: dict[type, dict[str, str]] = {
     Reading: {
         "answers_only": "rows are refused by it, and none is read otherwise",
         "last_answers": "train_on: last says it",
+        "completions": "train_on: completion says it",
         "images": "its parts are keys of data",
     },
     TokenizerSpec: {"folder": "the files count, wherever they lie"},

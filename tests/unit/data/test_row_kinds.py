@@ -177,6 +177,21 @@ TEXT, CHAT, COMPLETION = (
 )
 
 
+def test_completions_alone_have_loss_where_a_row_has_them_apart(tmp_path: Path) -> None:
+    """As in TRL 1.16: of prompt and completion the completion, of a conversation all."""
+    tokenizer = make_tokenizer(tmp_path / "tokenizer", chat_template=PLAIN)
+
+    def labels(train_on: str, row: dict[str, Any]) -> list[list[int]]:
+        file = write_jsonl(tmp_path / f"{train_on}.jsonl", [row] * 4)
+        made = prepared_from([{"path": str(file)}], tokenizer, tmp_path / "cache", train_on=train_on)
+        return [made.train.row(number)[1].tolist() for number in range(len(made.train))]
+
+    assert labels("assistant", COMPLETION) != labels("all", COMPLETION) != []
+    assert labels("completion", COMPLETION) == labels("assistant", COMPLETION)
+    assert labels("assistant", CHAT) != labels("all", CHAT)
+    assert labels("completion", CHAT) == labels("all", CHAT)
+
+
 @pytest.mark.parametrize(
     ("asked", "rows", "refused"),
     [

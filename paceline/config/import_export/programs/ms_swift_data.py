@@ -12,6 +12,8 @@ from paceline.core.json_types import Json, JsonObject, as_list, as_object
 
 _NOT_READ = re.compile(r"video|movie|speech|audio|egoschema|tts|cinepile")
 _ROLLOUTS, _TEXT_TASKS = ("grpo", "ppo", "gkd"), ("embedding", "reranker", "generative_reranker")
+#: those whose rows have an answer and a worse one
+_PAIRED = ("dpo", "orpo", "simpo", "cpo", "rm")
 #: A file's column, as ms-swift is told to read it → our column
 _COLUMNS = {"messages": "messages", "conversations": "messages", "query": "prompt", "response": "completion"}
 _COLUMNS |= {"system": "system", "rejected_response": "rejected", "label": "label", "text": "text"}
@@ -127,7 +129,8 @@ def _columns(reader: KeyReader) -> JsonObject:
         reader.lose("columns", f"columns for {', '.join(unknown)}: set columns of the data set")
         return {}
     reader.mapped(("columns", *[f"columns.{key}" for key in columns]), ("data.train",))
-    return {_COLUMNS[str(theirs)]: key for key, theirs in columns.items()}
+    names = {**_COLUMNS, "response": "chosen"} if reader.facts["word"] in _PAIRED else _COLUMNS
+    return {names[str(theirs)]: key for key, theirs in columns.items() if names[str(theirs)] != key}
 
 
 def loss_scale(reader: KeyReader) -> None:

@@ -185,10 +185,9 @@ def _loss_on(reader: KeyReader) -> None:
     row = first_row(path, folder) if path else {}
     completions = only is True or (only is None and {"prompt", "completion"} <= set(row))
     if only is None and path and not row:
-        says = (
-            f"rows of prompt and completion have loss on the completion alone: {path} is not here to be seen"
-        )
-        reader.differs("completion_only_loss", "data.train_on", "all", f"{says} (data.train_on: assistant)")
+        says = f"completions alone where rows have prompt and completion: {path} is not here to be seen"
+        reader.set("data.train_on", "completion", "completion_only_loss", says)
+        reader.mapped(("completion_only_loss", "assistant_only_loss"), ("data.train_on",))
         return
     reader.set(
         "data.train_on",

@@ -16,8 +16,9 @@ from paceline.config import codes
 from paceline.config.import_export.argument_tables import defaults
 from paceline.config.import_export.import_config import import_data
 from paceline.config.import_export.programs.axolotl import axolotl_defaults
+from paceline.config.import_export.programs.ms_swift import swift_defaults
 from paceline.config.import_export.programs.trl import trl_defaults
-from paceline.config.import_export.targets import axolotl, llamafactory, trl
+from paceline.config.import_export.targets import axolotl, llamafactory, swift, trl
 from paceline.config.import_export.targets.given import Given, form_of
 from paceline.config.import_export.targets.job_files import accelerate_yaml, deepspeed_json
 from paceline.config.import_export.targets.names import (
@@ -46,11 +47,13 @@ _MADE: dict[str, Callable[[Config, Given], JsonObject]] = {
     "trl": trl.trl,
     "llamafactory": llamafactory.llamafactory,
     "axolotl": axolotl.axolotl,
+    "swift": swift.swift,
 }
 _PURE_BF16: dict[str, JsonObject] = {
     "trl": {"dtype": "bfloat16", "bf16": True},
     "llamafactory": {"pure_bf16": True, "bf16": False},
     "axolotl": {"bf16": True},
+    "swift": {"torch_dtype": "bfloat16", "bf16": True},
 }
 _BY_DEEPSPEED = ("zero1", "zero2", "zero3", "deepspeed")
 #: what DeepSpeed's integration of Transformers fills in
@@ -65,7 +68,8 @@ ROWS_WANTED: dict[str, Callable[[Config], bool]] = {"trl": trl.rows_wanted, "axo
 @dataclass
 class Exported:
     """The other system's keys in order; ``lost``: our path → what an import of them would set instead;
-    ``files``: texts next to it, by name; ``missing``: files that it names and only ``--output`` writes.
+    ``files``: texts next to it, by name; ``missing``: files that it names and only ``--output`` writes;
+    ``starts``: the command that the file is for, where its keys do not say it.
     """
 
     system: str
@@ -73,10 +77,12 @@ class Exported:
     lost: dict[str, tuple[Json, Json]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    starts: str = ""
 
     def text(self) -> str:
         """Return the file, with the settings that it cannot keep as comments at its end."""
         lines = [f"# exported by `paceline config export --to {self.system}`"]
+        lines += [f"# for: {self.starts}"] if self.starts else []
         lines += [f"{key}: {scalar(value)}" for key, value in self.keys.items()]
         lines += [f"# not there yet, --output FILE writes it: {name}" for name in self.missing]
         if self.lost:
@@ -118,6 +124,8 @@ def export_config(loaded: Loaded, system: str, given: Given | None = None) -> Ex
     check_exportable(config, system)
     algorithm = config.training.algorithm
     exported, values = Exported(system, files=given.files), leaves(config)
+    if system == "swift":
+        exported.starts = f"swift {swift.command(config, given)} FILE"
     for path, name in _names(system, algorithm).items():
         value = values.get(path)
         value = WORDS[system].get(path, {}).get(str(value), value)
@@ -126,13 +134,13 @@ def export_config(loaded: Loaded, system: str, given: Given | None = None) -> Ex
     exported.keys |= _precision(config, system, given) | _sharding(config) | _MADE[system](config, given)
     if config.training.lr_scheduler_type in WORDS[system]["training.lr_scheduler_type"]:
         exported.keys.pop("lr_scheduler_kwargs", None)  # of a schedule that is not there
-    model = "base_model" if system == "axolotl" else "model_name_or_path"
+    model = {"axolotl": "base_model", "swift": "model"}.get(system, "model_name_or_path")
     if config.model.config is not None:
         exported.keys = {model: given.model or f"{given.stem}_model", **exported.keys}
         exported.keys.pop("tokenizer_config", None)  # the folder has it
     if system == "trl" and not trl.evaluates(config, given):
         exported.keys |= {"eval_strategy": "no", "load_best_model_at_end": False}
-    _leave_out_defaults(exported, algorithm)
+    _leave_out_defaults(exported, swift.command(config, given) if system == "swift" else algorithm)
     exported.keys.setdefault("output_dir", f"outputs/{config.training.experiment_name or given.stem}")
     exported.missing = _missing(config, system, given)
     exported.lost = _lost(exported, values, config, given)
@@ -164,7 +172,8 @@ def _precision(config: Config, system: str, given: Given) -> JsonObject:
     if config.training.pure_bf16:
         return _PURE_BF16[system] | {"fp16": False}
     word = given.precision if word == "auto" else word
-    return {"bf16": word == "bf16", "fp16": word == "fp16"}
+    dtype: JsonObject = {"torch_dtype": "float32"} if system == "swift" else {}
+    return {"bf16": word == "bf16", "fp16": word == "fp16", **dtype}
 
 
 def _sharding(config: Config) -> JsonObject:
@@ -180,11 +189,12 @@ def _sharding(config: Config) -> JsonObject:
 
 
 def _leave_out_defaults(exported: Exported, algorithm: str) -> None:
-    """Remove keys that the system does not read here, and defaults except those that every file names."""
+    """``algorithm``: ms-swift's command. Remove keys that the system does not read here, and defaults except those that every file names."""
     of_system = {
         "trl": lambda: trl_defaults(algorithm),
         "llamafactory": lambda: defaults("transformers") | defaults("llamafactory"),
         "axolotl": axolotl_defaults,
+        "swift": lambda: swift_defaults(algorithm),
     }[exported.system]()
     known: JsonObject = json.loads(json.dumps(of_system, default=str))
     exported.keys = {
@@ -265,7 +275,9 @@ def _imported(exported: Exported, algorithm: str, given: Given) -> Config:
             (Path(folder) / name).write_text(text, encoding="utf-8")
         keys = {**exported.keys, **({"dataset_dir": folder} if "dataset_dir" in exported.keys else {})}
         places = {key: number for number, key in enumerate(keys, 1)}
-        imported = import_data(keys, places, "exported", exported.system, algorithm)
+        starts = exported.starts.split()
+        word = starts[1] if "pt" in starts else algorithm
+        imported = import_data(keys, places, "exported", exported.system, word)
         composed, _ = accepted(imported, "exported")
         file = Path(folder) / "exported.yaml"
         file.write_text(composed.text, encoding="utf-8")

@@ -102,7 +102,27 @@ _AXOLOTL = {
     "lora.init_lora_weights": "peft_init_lora_weights",
     "lora.adapter_name_or_path": "lora_model_dir",
 }
-NAMES: dict[str, dict[str, str]] = {"trl": _TRL, "llamafactory": _LLAMAFACTORY, "axolotl": _AXOLOTL}
+_SWIFT = _SHARED | {
+    "model.name_or_path": "model",
+    "model.revision": "model_revision",
+    "data.max_length": "max_length",
+    "data.num_proc": "dataset_num_proc",
+    "data.default_system": "system",
+    "training.router_aux_loss_coef": "router_aux_loss_coef",
+    "lora.r": "lora_rank",
+    "lora.alpha": "lora_alpha",
+    "lora.dropout": "lora_dropout",
+    "lora.modules_to_save": "modules_to_save",
+    "lora.use_rslora": "use_rslora",
+    "lora.use_dora": "use_dora",
+    "lora.adapter_name_or_path": "adapters",
+}
+NAMES: dict[str, dict[str, str]] = {
+    "trl": _TRL,
+    "llamafactory": _LLAMAFACTORY,
+    "axolotl": _AXOLOTL,
+    "swift": _SWIFT,
+}
 
 _KTO = {
     "desirable_weight": "desirable_weight",
@@ -186,11 +206,20 @@ _OF_AXOLOTL = {
     },
     "reward": {"center_rewards_coefficient": "center_rewards_coefficient"},
 }
+_OF_SWIFT = {
+    "dpo": {name: name for name in ("beta", "loss_type", "label_smoothing", "rpo_alpha", "ref_model")},
+    "orpo": {"beta": "beta"},
+    "cpo": {name: name for name in ("beta", "loss_type", "label_smoothing", "cpo_alpha", "simpo_gamma")},
+    "simpo": {name: name for name in ("beta", "label_smoothing", "cpo_alpha", "simpo_gamma")},
+    "kto": _KTO,
+    "reward": {"center_rewards_coefficient": "center_rewards_coefficient"},
+}
 #: system → algorithm → our option → theirs
 OPTIONS_OF: dict[str, dict[str, dict[str, str]]] = {
     "trl": _OF_TRL,
     "llamafactory": _OF_LLAMAFACTORY,
     "axolotl": _OF_AXOLOTL,
+    "swift": _OF_SWIFT,
 }
 ROLLOUT_OF_TRL = _ROLLOUT
 #: algorithms of each system, by ours
@@ -198,12 +227,17 @@ ALGORITHMS_OF: dict[str, dict[str, str]] = {
     "trl": {name: name for name in ("sft", "dpo", "kto", "reward", "grpo", "rloo")},
     "llamafactory": {"sft": "sft", "dpo": "dpo", "orpo": "dpo", "simpo": "dpo", "kto": "kto", "reward": "rm"},
     "axolotl": {"sft": "", "dpo": "dpo", "orpo": "orpo", "simpo": "simpo", "kto": "kto", "reward": ""},
+    "swift": {
+        "sft": "",
+        "reward": "rm",
+        **{name: name for name in ("dpo", "orpo", "cpo", "simpo", "kto")},
+    },
 }
 
 #: What every file names, the system's own default or not
 ALWAYS = frozenset(
     {
-        *("model_name_or_path", "base_model", "learning_rate", "lr_scheduler_type", "num_train_epochs"),
+        *("model_name_or_path", "base_model", "model", "learning_rate", "lr_scheduler_type", "num_train_epochs"),
         *("per_device_train_batch_size", "gradient_accumulation_steps", "optim", "seed", "bf16", "fp16"),
         *(
             "max_length",
@@ -212,7 +246,7 @@ ALWAYS = frozenset(
             "dataset_dir",
             "gradient_checkpointing",
             "loss_type",
-            *("stage", "optimizer", "lr_scheduler"),
+            *("stage", "optimizer", "lr_scheduler", "tuner_type", "torch_dtype", "rlhf_type"),
         ),
     }
 )
@@ -233,6 +267,7 @@ _OF_TRANSFORMERS = {"training.optim": _OPTIMIZERS, "training.lr_scheduler_type":
 WORDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "trl": _OF_TRANSFORMERS,
     "llamafactory": _OF_TRANSFORMERS,
+    "swift": _OF_TRANSFORMERS,
     "axolotl": {
         "training.optim": {k: v for k, v in _OPTIMIZERS.items() if k != "muon"},
         "training.lr_scheduler_type": _SCHEDULES,

@@ -74,6 +74,13 @@ class DpoOptions(Section):
         ge=0,
         description="Coefficient of an SFT loss on chosen answers (mean over their tokens); off when empty.",
     )
+    mean_of_means: Bool = Field(
+        default=False,
+        description=(
+            "The SFT loss is the mean over chosen answers of each one's mean (as in LLaMA-Factory), not over"
+            " all their tokens."
+        ),
+    )
     ref_model: OptPath = Field(
         default=None,
         description="The reference model: a folder or a hub name; the initial model when empty.",
@@ -144,6 +151,13 @@ class OrpoOptions(Section):
         description=(
             "With algorithm: orpo, coefficient of the odds-ratio loss that is added to the "
             "SFT loss (the paper's λ)."
+        ),
+    )
+    mean_of_means: Bool = Field(
+        default=False,
+        description=(
+            "The SFT loss is the mean over chosen answers of each one's mean (as in LLaMA-Factory), not over"
+            " all their tokens."
         ),
     )
 

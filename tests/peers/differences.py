@@ -1,0 +1,234 @@
+"""Named differences made to act: each a file in which the key that differs is set, and what we have instead.
+
+Of a case with ``ours`` the program trains both: it is equal to us without the key (``recorded/losses.json``).
+Of one without, we train the import.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import of_axolotl
+import of_llamafactory
+import of_swift
+import of_trl
+from small import ROWS, conversations, turn, write_lines
+
+from paceline.config.import_export.argument_tables import table
+from paceline.core.json_types import as_object
+
+Keys = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A difference: the program's own ``base`` with the keys ``theirs``, and with ``ours`` in their place.
+
+    ``key``: whose difference it is. ``beside``: keys that the import alone is given (None: it is not given
+    them). ``rows``: writes other rows. FOLDER in a text is the case's folder. ``same``: that both are equal
+    is what is to be seen.
+    """
+
+    program: str
+    key: str
+    base: Any
+    theirs: Keys
+    ours: Keys | None = None
+    beside: Keys = field(default_factory=dict)
+    rows: Callable[[Path], None] = lambda folder: None
+    same: bool = False
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A difference of rows: how many of the program's have other tokens, or other ones with loss, here.
+
+    ``part``: a pattern of the sentence, where the key has several. ``where``: which of the rows differ.
+    """
+
+    program: str
+    key: str
+    base: Any
+    theirs: Keys
+    beside: Keys = field(default_factory=dict)
+    rows: Callable[[Path], None] = lambda folder: None
+    part: str = ""
+    where: str = ""
+
+
+def changed(program: str, given: Any, keys: Keys, folder: Path) -> Any:
+    """Return what the program is given, with other keys; None takes one out."""
+    keys = json.loads(json.dumps(dict(keys)).replace("FOLDER", str(folder)))
+    if program == "trl":
+        return given[0], changed("", given[1], keys, folder)
+    if program == "swift":
+        words = {key: values if isinstance(values, list) else [str(values)] for key, values in keys.items()}
+        made = {**of_swift.keys_of(given[1:]), **words}
+        kept = {key: values for key, values in made.items() if keys.get(key, "") is not None}
+        return [given[0], *(word for key, values in kept.items() for word in (f"--{key}", *values))]
+    return {key: value for key, value in {**given, **keys}.items() if value is not None}
+
+
+def _doubled(folder: Path) -> None:
+    file = folder / "rows.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join([*lines, *lines[:2], *lines[:2]]) + "\n", encoding="utf-8")
+
+
+def _completions(folder: Path) -> None:
+    rows = [
+        {"prompt": row["messages"][0]["content"], "completion": row["messages"][1]["content"]}
+        for row in conversations()
+    ]
+    write_lines(folder / "completions.jsonl", rows)
+
+
+def _rounded(folder: Path) -> None:
+    """Write the model a second time, its weights rounded to bfloat16."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoTokenizer.from_pretrained(folder / "model").save_pretrained(folder / "rounded")
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    model.save_pretrained(folder / "rounded")
+
+
+def _long(folder: Path) -> None:
+    """Make one row in four longer than our default limit, and the model's positions with it."""
+    config = folder / "model/config.json"
+    config.write_text(config.read_text(encoding="utf-8").replace("512", "8192"), encoding="utf-8")
+    rows = conversations()
+    for row in rows[::4]:
+        row["messages"][1]["content"] = " ".join([row["messages"][1]["content"]] * 400)
+    write_lines(folder / "sft.jsonl", rows)
+
+
+def _many_documents(folder: Path) -> None:
+    rows = of_swift.rows("reranker")
+    for row in rows:
+        row["negative_messages"] = [[turn("assistant", f"{n} is wrong")] for n in range(10)]
+    write_lines(folder / "reranker.jsonl", rows)
+
+
+#: The eight-bit optimizers that Transformers' DeepSpeed takes and ours does not
+_EIGHT_BITS = ("adamw_torch_8bit", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "adamw_torch_4bit")
+_LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16}
+_FEW = {"micro_batch_size": 2, "gradient_accumulation_steps": 1}
+_SFT, _TRL, _SWIFT = of_axolotl.SMALL["sft"], of_trl.SMALL["sft"], of_swift.SMALL["sft full"]
+_FULL = of_llamafactory.SMALL["sft"]
+_SHAPED = {"lr_scheduler_type": "cosine", "warmup_steps": 2}
+_V1: Keys = {"model": "base", "train_dataset": "rows", "dist_config": {"name": "fsdpturbo"}, "bf16": True}
+
+
+def _of_axolotl() -> Iterator[Apart]:
+    name = "axolotl"
+    yield Apart(name, "load_in_8bit", {**_SFT, **_LORA}, {"load_in_8bit": True}, {})
+    yield Apart(name, "load_in_4bit", {**_SFT, **_LORA}, {"load_in_4bit": True, "adapter": "qlora"}, {})
+    yield Apart(
+        name,
+        "lr_quadratic_warmup",
+        _SFT,
+        {"lr_quadratic_warmup": True, "warmup_steps": 3},
+        {"warmup_steps": 3},
+    )
+    for optimizer in _EIGHT_BITS:
+        beside = {"deepspeed": "deepspeed_configs/zero2.json"}
+        yield Apart(name, "optimizer", _SFT, {"optimizer": optimizer}, {"optimizer": "adamw_torch"}, beside)
+    yield Apart(name, "min_sample_len", _SFT, {"min_sample_len": 24}, {})
+    yield Apart(
+        name, "dataset_exact_deduplication", _SFT, {"dataset_exact_deduplication": True}, {}, rows=_doubled
+    )
+    yield Apart(
+        name, "unfrozen_parameters", {**_SFT, **_LORA}, {"unfrozen_parameters": ["model.norm.weight$"]}
+    )
+    yield Apart(name, "use_eaft", _SFT, {"use_eaft": True, "eaft_alpha": 1.0, "eaft_k": 20})
+    weights = {"bf16": "auto", "deepspeed": "deepspeed_configs/zero2.json"}
+    yield Apart(name, "bf16", _SFT, {"base_model": "FOLDER/rounded"}, {}, weights, _rounded)
+    yield Apart(name, "group_by_length", _SFT, {**_FEW, "group_by_length": True}, _FEW)
+    packed = {**_FEW, "micro_batch_size": 1, "sample_packing": True, "sequence_len": 96}
+    for key in ("sample_packing_sequentially", "curriculum_sampling"):
+        yield Apart(name, key, _SFT, {**packed, key: True}, packed)
+    yield Apart(name, "streaming", _SFT, {**_FEW, "streaming": True}, _FEW)
+
+
+def _of_others() -> Iterator[Apart]:
+    unseen = {"dataset_name": "nobody/rows"}
+    rows = {"dataset_name": "FOLDER/completions.jsonl"}
+    yield Apart(
+        "trl",
+        "completion_only_loss",
+        _TRL,
+        rows,
+        {**rows, "completion_only_loss": False},
+        unseen,
+        _completions,
+    )
+    yield Apart("trl", "trust_remote_code", _TRL, {"trust_remote_code": True}, {}, same=True)
+    name = "swift"
+    yield Apart(
+        name,
+        "torch_dtype",
+        _SWIFT,
+        {"torch_dtype": "float32"},
+        {"torch_dtype": "bfloat16"},
+        {"torch_dtype": None, "model": "nobody/model"},
+    )
+    yield Apart(name, "optimizer", _SWIFT, {"optimizer": "muon", "weight_decay": "0.1"})
+    few = {"per_device_train_batch_size": "2", "gradient_accumulation_steps": "1"}
+    yield Apart(name, "streaming", _SWIFT, {**few, "streaming": "true"}, few)
+    for case in ("reranker", "reranker listwise"):
+        yield Apart(name, "loss_type", of_swift.SMALL[case], {}, rows=_many_documents)
+
+
+def _of_llamafactory() -> Iterator[Apart]:
+    name, lora = "llamafactory", {**_FULL, "finetuning_type": "lora"}
+    yield Apart(name, "pure_bf16", _FULL, {"pure_bf16": True}, {"bf16": True})
+    one = {"per_device_train_batch_size": ROWS, "gradient_accumulation_steps": 1}
+    galore = {"use_galore": True, "galore_layerwise": True, **_SHAPED, **one, "optim": "adamw_torch"}
+    yield Apart(name, "galore_layerwise", _FULL, galore)
+    apollo = {"use_apollo": True, "apollo_layerwise": True, **_SHAPED, **one, "optim": "adamw_torch"}
+    yield Apart(name, "apollo_layerwise", _FULL, apollo)
+    yield Apart(name, "use_apollo", _FULL, {**apollo, "apollo_layerwise": False})
+    approximate = {"pissa_init": True, "adapter_name_or_path": None, "lora_dropout": 0.0}
+    yield Apart(name, "pissa_init", lora, approximate)
+    yield Apart(name, "use_eaft_loss", _FULL, {"use_eaft_loss": True})
+    yield Apart(name, "use_asft_loss", _FULL, {"use_asft_loss": True, "asft_alpha": 0.05})
+    yield Apart(name, "stage", of_llamafactory.SMALL["kto"], {})
+    yield Apart(name, "stage", of_llamafactory.SMALL["pt, not packed"], {"template": "default"})
+    yield Apart(name, "train_on_prompt", of_llamafactory.SMALL["sft on the prompt, too"], {})
+    first: Keys = {"model": "base", "train_dataset": "rows", "peft_config": None}
+    yield Apart(name, "weight_decay", first, {"weight_decay": 0.1})
+    yield Apart(name, "optim_config", first, {"optim_config": {"name": "muon", "lr": 1e-2, "wd": 0.1}})
+    yield Apart(name, "optim_config.wd", first, {"optim_config": {"name": "muon", "lr": 1e-2, "wd": 0.1}})
+
+
+def of_program(program: str) -> list[Apart]:
+    """Return a program's cases."""
+    made = {"axolotl": _of_axolotl, "llamafactory": _of_llamafactory}.get(program, _of_others)
+    return [one for one in made() if one.program == program]
+
+
+def _rows_of_axolotl() -> Iterator[Rows]:
+    for name in as_object(table("axolotl_templates")["templates"]):
+        yield Rows("axolotl", "chat_template", _SFT, {"chat_template": name, "sequence_len": 4096})
+
+
+def _rows_of_swift() -> Iterator[Rows]:
+    drawn = {"dataset": f"FOLDER/sft.jsonl#{ROWS // 2}"}
+    where = f", drawn of {ROWS}"
+    yield Rows("swift", "dataset", _SWIFT, drawn, part="^#", where=where)
+    unseen = {"model": "nobody/model"}
+    where = ": those of more tokens than data.max_length"
+    yield Rows("swift", "max_length", _SWIFT, {"max_length": None}, unseen, _long, where=where)
+
+
+def rows_of_program(program: str) -> list[Rows]:
+    """Return a program's cases of rows."""
+    made = {"axolotl": _rows_of_axolotl, "swift": _rows_of_swift}
+    return list(made[program]()) if program in made else []
