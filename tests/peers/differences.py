@@ -79,14 +79,6 @@ def _doubled(folder: Path) -> None:
     file.write_text("\n".join([*lines, *lines[:2], *lines[:2]]) + "\n", encoding="utf-8")
 
 
-def _completions(folder: Path) -> None:
-    rows = [
-        {"prompt": row["messages"][0]["content"], "completion": row["messages"][1]["content"]}
-        for row in conversations()
-    ]
-    write_lines(folder / "completions.jsonl", rows)
-
-
 def _rounded(folder: Path) -> None:
     """Write the model a second time, its weights rounded to bfloat16."""
     import torch
@@ -97,6 +89,31 @@ def _rounded(folder: Path) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16().float()
     model.save_pretrained(folder / "rounded")
+
+
+def _experts(folder: Path) -> None:
+    """Write a mixture of experts in the model's place."""
+    import torch
+    from transformers import AutoConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    dense = AutoConfig.from_pretrained(folder / "model")
+    torch.manual_seed(0)
+    made = Qwen3MoeConfig(
+        vocab_size=dense.vocab_size,
+        hidden_size=dense.hidden_size,
+        intermediate_size=dense.intermediate_size,
+        moe_intermediate_size=dense.intermediate_size,
+        num_hidden_layers=2,
+        num_attention_heads=dense.num_attention_heads,
+        num_key_value_heads=dense.num_key_value_heads,
+        head_dim=dense.hidden_size // dense.num_attention_heads,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        eos_token_id=dense.eos_token_id,
+        initializer_range=0.2,
+    )
+    Qwen3MoeForCausalLM(made).save_pretrained(folder / "model")
 
 
 def _long(folder: Path) -> None:
@@ -154,22 +171,26 @@ def _of_axolotl() -> Iterator[Apart]:
     packed = {**_FEW, "micro_batch_size": 1, "sample_packing": True, "sequence_len": 96}
     for key in ("sample_packing_sequentially", "curriculum_sampling"):
         yield Apart(name, key, _SFT, {**packed, key: True}, packed)
+    four = {"adapter": "qlora", "load_in_4bit": True, "lora_model_dir": None}
+    packed_experts = {**four, "quantize_moe_experts": True}
+    yield Apart(name, "quantize_moe_experts", {**_SFT, **_LORA}, packed_experts, four, rows=_experts)
+    router = {"output_router_logits": True}
+    for key in ("model_config", "model_config.output_router_logits"):
+        yield Apart(
+            name,
+            key,
+            _SFT,
+            {"overrides_of_model_config": {**router, "router_aux_loss_coef": 0.02}},
+            {"overrides_of_model_config": router},
+            {"overrides_of_model_config": None, "model_config": router},
+            _experts,
+        )
     yield Apart(name, "streaming", _SFT, {**_FEW, "streaming": True}, _FEW)
 
 
 def _of_others() -> Iterator[Apart]:
-    unseen = {"dataset_name": "nobody/rows"}
-    rows = {"dataset_name": "FOLDER/completions.jsonl"}
-    yield Apart(
-        "trl",
-        "completion_only_loss",
-        _TRL,
-        rows,
-        {**rows, "completion_only_loss": False},
-        unseen,
-        _completions,
-    )
-    yield Apart("trl", "trust_remote_code", _TRL, {"trust_remote_code": True}, {}, same=True)
+    remote = {"model_name_or_path": "nobody/model"}
+    yield Apart("trl", "trust_remote_code", _TRL, {"trust_remote_code": True}, {}, remote, same=True)
     name = "swift"
     yield Apart(
         name,
@@ -216,7 +237,8 @@ def of_program(program: str) -> list[Apart]:
 
 def _rows_of_axolotl() -> Iterator[Rows]:
     for name in as_object(table("axolotl_templates")["templates"]):
-        yield Rows("axolotl", "chat_template", _SFT, {"chat_template": name, "sequence_len": 4096})
+        written = {"chat_template": name, "sequence_len": 4096}
+        yield Rows("axolotl", "chat_template", _SFT, written, where=": of conversations without tools")
 
 
 def _rows_of_swift() -> Iterator[Rows]:
