@@ -24,7 +24,7 @@ from pathlib import Path
 
 from paceline.config.import_export.commands.command_line import read_command
 from paceline.config.import_export.import_config import import_command, import_config, read_foreign
-from paceline.config.import_export.sizes import is_measured, measured
+from paceline.config.import_export.sizes import NOT_MEASURED, measured
 from paceline.config.import_export.verdicts import Imported, KeyVerdict
 from paceline.config.import_export.write_yaml import accepted
 from paceline.core.errors import ConfigError
@@ -207,8 +207,9 @@ def _counted(name: str, kind: str, found: Imported) -> Counted:
         + (f" [{size}]" if (size := measured(found.system, finding.key, finding.says)) else "")
         for finding in listed
     }
-    named = all(is_measured(found.system, one.key, one.says) for one in listed)
-    kept = (MEASURED if named else DIFFERS) if listed else WHOLE
+    sizes = [measured(found.system, one.key, one.says) for one in listed]
+    known = all(size and NOT_MEASURED not in size for size in sizes)
+    kept = (MEASURED if known else DIFFERS) if listed else WHOLE
     outcome = LOST if found.of(KeyVerdict.LOST) else kept
     mine = [finding.verdict for key, finding in found.findings.items() if finding.line and "." not in key]
     same = sum(verdict in (KeyVerdict.MAPPED, KeyVerdict.NO_EFFECT) for verdict in mine)

@@ -60,8 +60,8 @@ _METRICS = (
 class PairPolicy(Algorithm):
     """loss = Σ_pairs ``pair_loss`` / Σ_pairs 1 over the pairs of ALL ranks and micro-batches of a step.
 
-    A non-zero ``alpha`` adds α Σ_t -log π(y_chosen,t) / Σ_t 1 over the tokens of chosen answers; with
-    ``mean_of_means`` the mean over pairs of each chosen answer's mean.
+    A non-zero ``alpha`` adds α Σ_t -log π(y_chosen,t) / Σ_t 1 over the tokens of chosen answers.
+    With ``mean_of_means`` it is a mean over pairs of each chosen answer's mean.
 
     Metrics are means over pairs, with TRL's names: ``rewards/chosen`` and ``rewards/rejected`` (β times the
     first result of ``rewards_and_logps``), ``rewards/accuracies``, ``rewards/margins``, ``logps/chosen``,
@@ -101,8 +101,8 @@ class PairPolicy(Algorithm):
         logps = document_sums(outputs[Output.LOGPROBS.value], batch)
         sums = {TERM: sum_of(self.pair_loss(*halves(self.compared(logps, batch))), real)}
         if self.alpha:
-            learnt = token_means(logps, batch) if self.mean_of_means else logps
-            sums[SFT_TERM] = -self.alpha * sum_of(halves(learnt)[0], real)
+            likelihood = token_means(logps, batch) if self.mean_of_means else logps
+            sums[SFT_TERM] = -self.alpha * sum_of(halves(likelihood)[0], real)
         return sums
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:

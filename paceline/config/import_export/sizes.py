@@ -14,21 +14,16 @@ def shape_of(system: str, key: str, says: str) -> str:
     return f"{system} {_OF_A_FILE.sub('_', key)}: {_OF_A_FILE.sub('_', says)}"
 
 
+NOT_MEASURED = "not measured"
+
+
 def measured(system: str, key: str, says: str) -> str:
     """Return the size of a difference (of each of several), or an empty text where none was measured."""
-    return "; ".join(dict.fromkeys(size for size in _sizes(system, key, says) if size))
-
-
-def is_measured(system: str, key: str, says: str) -> bool:
-    """Whether a difference, and each of several, was measured."""
-    return all(_sizes(system, key, says))
-
-
-def _sizes(system: str, key: str, says: str) -> list[str]:
     inner, _, rest = says.partition(": ")
     if inner.startswith(f"{key}."):  # of a part of the key
         key, says = inner, rest
     found = table("sizes")
-    whole = found.get(shape_of(system, key, says))
+    if whole := found.get(shape_of(system, key, says)):
+        return str(whole)
     parts = [found.get(shape_of(system, key, part)) for part in dict.fromkeys(says.split("; "))]
-    return [str(size or "") for size in ([whole] if whole else parts)]
+    return "; ".join(dict.fromkeys(str(size or NOT_MEASURED) for size in parts)) if any(parts) else ""

@@ -68,7 +68,7 @@ ROWS_WANTED: dict[str, Callable[[Config], bool]] = {"trl": trl.rows_wanted, "axo
 @dataclass
 class Exported:
     """The other system's keys in order; ``lost``: our path → what an import of them would set instead;
-    ``files``: texts next to it, by name; ``missing``: files that it names and only ``--output`` writes;
+    ``files``: texts next to it, by name; ``missing``: files that it names and only ``--output`` writes.
     ``starts``: the command that the file is for, where its keys do not say it.
     """
 
@@ -188,13 +188,13 @@ def _sharding(config: Config) -> JsonObject:
     return {"deepspeed": {**block, **dict.fromkeys(_COUNTS, "auto")}}
 
 
-def _leave_out_defaults(exported: Exported, algorithm: str) -> None:
-    """``algorithm``: ms-swift's command. Remove keys that the system does not read here, and defaults except those that every file names."""
+def _leave_out_defaults(exported: Exported, trainer: str) -> None:
+    """Remove keys that the system does not read here, and defaults except those that every file names."""
     of_system = {
-        "trl": lambda: trl_defaults(algorithm),
+        "trl": lambda: trl_defaults(trainer),
         "llamafactory": lambda: defaults("transformers") | defaults("llamafactory"),
         "axolotl": axolotl_defaults,
-        "swift": lambda: swift_defaults(algorithm),
+        "swift": lambda: swift_defaults(trainer),
     }[exported.system]()
     known: JsonObject = json.loads(json.dumps(of_system, default=str))
     exported.keys = {

@@ -237,7 +237,14 @@ ALGORITHMS_OF: dict[str, dict[str, str]] = {
 #: What every file names, the system's own default or not
 ALWAYS = frozenset(
     {
-        *("model_name_or_path", "base_model", "model", "learning_rate", "lr_scheduler_type", "num_train_epochs"),
+        *(
+            "model_name_or_path",
+            "base_model",
+            "model",
+            "learning_rate",
+            "lr_scheduler_type",
+            "num_train_epochs",
+        ),
         *("per_device_train_batch_size", "gradient_accumulation_steps", "optim", "seed", "bf16", "fp16"),
         *(
             "max_length",
