@@ -190,13 +190,13 @@ def _sharding(config: Config) -> JsonObject:
 
 def _leave_out_defaults(exported: Exported, trainer: str) -> None:
     """Remove keys that the system does not read here, and defaults except those that every file names."""
-    of_system = {
+    of_systems: dict[str, Callable[[], dict[str, object]]] = {
         "trl": lambda: trl_defaults(trainer),
         "llamafactory": lambda: defaults("transformers") | defaults("llamafactory"),
         "axolotl": axolotl_defaults,
         "swift": lambda: swift_defaults(trainer),
-    }[exported.system]()
-    known: JsonObject = json.loads(json.dumps(of_system, default=str))
+    }
+    known: JsonObject = json.loads(json.dumps(of_systems[exported.system](), default=str))
     exported.keys = {
         key: _whole(key, value)
         for key, value in exported.keys.items()
