@@ -45,8 +45,22 @@ class AnswerFinder:
                 continue
             labelled += marked[:-1]  # a block within the turn ends where its author says
             for span in marked[-1:]:  # the last one reaches to the token that ends the turn
-                labelled.append(max(span, self._closed(text, span), key=lambda pair: pair[1]))
+                closed = max(span, self._closed(text, span), key=lambda pair: pair[1])
+                labelled.append(span if self._opens_next(chat, rendered, turn, closed[1]) else closed)
         return labelled
+
+    def _opens_next(self, chat: TemplateInput, rendered: Rendered, turn: int, end: int) -> bool:
+        """Return whether the turn after ``turn`` wrote the character before ``end``."""
+        if rendered.turns and any(rendered.turns):
+            later = rendered.turns[turn + 1 :]
+            return any(a < end <= b for regions in later for a, b in regions)
+        if turn + 1 == len(chat.messages):
+            return False
+        try:
+            upto = self._template.render(_first(chat, turn + 1))
+        except RowError:  # a template that refuses a part of the conversation: its marks are closed as ever
+            return False
+        return end > _common(rendered.text, upto)
 
     def _own_spans(self, chat: TemplateInput, rendered: Rendered, turn: int) -> list[Span]:
         """Return the text that the loop wrote for a turn, without tool results inside it."""

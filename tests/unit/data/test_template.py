@@ -137,6 +137,42 @@ def test_an_answer_is_whole_and_ended_whatever_its_last_character(
         assert parts(coder, cut)[1][-1].startswith(f"{opened}{answer}"), "every byte of it has loss"
 
 
+@pytest.mark.parametrize("loop", ["m in messages", "i in range(messages|length)"])
+@pytest.mark.parametrize("closer", ["", "in", "after"])
+@pytest.mark.parametrize("header", ["<|im_start|>{}", "<|im_start|>{}\n", "{}: ", "<|im_start|>", ""])
+@pytest.mark.parametrize("answers_only", [False, True], ids=["a header a turn", "no header of answers"])
+def test_marks_are_the_labels_that_transformers_masks(
+    tokenizer: Path, loop: str, closer: str, header: str, answers_only: bool
+) -> None:
+    """Its mask, and what the turn itself writes to end an answer; never what opens the next turn."""
+    message = "m" if loop.startswith("m") else "messages[i]"
+    opened = header.format(f"{{{{ {message}.role }}}}")
+    end, own = "<|im_end|>", "" if answers_only else opened
+    body = f"{{% generation %}}{{{{ {message}.content }}}}{end * (closer == 'in')}{{% endgeneration %}}"
+    template = (
+        f"{{% for {loop} %}}{{% if {message}.role == 'assistant' %}}{own}{body}{end * (closer == 'after')}"
+        f"{{% else %}}{opened}{{{{ {message}.content }}}}{end * bool(closer)}{{% endif %}}{{% endfor %}}"
+    )
+    coder = encoder(tokenizer, template)
+    # Of a last character of several tokens its mask has the first alone: ours, too, would then be more
+    chat = (*TURNS[:4], {"role": "assistant", "content": "Bye"})
+    for turns in (chat, chat[1:4], chat[2:], chat[2:4], (*chat, chat[4]), (*chat, *chat[1:])):
+        judged = coder.tokenizer.apply_chat_template(
+            list(turns), return_dict=True, return_assistant_tokens_mask=True
+        )
+        encoded = coder.encode([Example(messages=turns)])[0]
+        assert isinstance(encoded, Encoded), encoded
+        kept = len(encoded.input_ids) - encoded.end_added
+        assert encoded.input_ids[:kept].tolist() == judged["input_ids"][:kept]
+        mask = judged["assistant_masks"]
+        further = [n for n in range(kept) if encoded.labelled[n] and not mask[n]]
+        ends = coder.tokenizer.convert_tokens_to_ids(end)
+        right = [n for n in range(1, kept) if mask[n - 1] and judged["input_ids"][n] == ends]
+        assert further == (right if closer == "after" else []), parts(coder, turns)
+        assert all(encoded.labelled[n] for n in range(kept) if mask[n])
+        assert not any(mask[kept:])
+
+
 def test_a_block_within_a_turn_ends_where_its_author_says(tokenizer: Path) -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}why{% endgeneration %}<|end|>"

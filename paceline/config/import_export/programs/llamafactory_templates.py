@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 
 from paceline.config.import_export.argument_tables import table
@@ -122,6 +123,16 @@ def jinja(formats: JsonObject, system: str | None = None, think: bool = True) ->
     )
     thought = _empty_thought(formats)
     answer = _put(_written(_slots(formats.get("assistant"), ends), _CONTENT))
+    observation = _slots(formats.get("observation"), user)
+    if formats.get("efficient_eos") and (asked := _opener(user)):
+        # No text closes an answer: the token that opens the next turn ends it, and has loss as its end
+        observed = _opener(observation)
+        user, observation = _later_opened(user, asked), _later_opened(observation, observed)
+        answer += (
+            _if("loop.nextitem is defined and loop.nextitem['role'] == 'user'", _put(literal(asked)))
+            + _elif("loop.nextitem is defined and loop.nextitem['role'] == 'tool'", _put(literal(observed)))
+            + "{%- endif -%}"
+        )
     lines = [
         _if("messages and messages[0]['role'] == 'system'", _set("messages[0]['content']", 1)),
         f"{{%- else -%}}{_set(literal(default), 0)}{{%- endif -%}}",
@@ -129,9 +140,7 @@ def jinja(formats: JsonObject, system: str | None = None, think: bool = True) ->
         "" if folded else f"{_if('system', _put(system_text))}{{%- endif -%}}",
         "{%- for message in messages -%}",
         _if("message['role'] == 'user'", _put(_written(user, user_text))),
-        _elif(
-            "message['role'] == 'tool'", _put(_written(_slots(formats.get("observation"), user), _CONTENT))
-        ),
+        _elif("message['role'] == 'tool'", _put(_written(observation, _CONTENT))),
         _elif("message['role'] == 'assistant'", "" if think else thought),
         f"{{%- generation -%}}{thought if think else ''}{answer}{{%- endgeneration -%}}",
         "{%- endif -%}",
@@ -149,6 +158,22 @@ def _empty_thought(formats: JsonObject) -> str:
     empty = "</think>" if "Glm47" in kind else "".join(words)
     without = " and ".join(f"{literal(word.strip())} not in {_CONTENT}" for word in words)
     return f"{_if(without, _put(literal(empty)))}{{%- endif -%}}"
+
+
+def _opener(slots: list[Json]) -> str:
+    """Return the special token that a turn's format begins with; "" where it begins otherwise."""
+    first = slots[0]
+    if isinstance(first, dict):
+        return str(first.get("token", ""))
+    opener = re.match(r"<\|[^<>|]+\|>", str(first))
+    return opener.group() if opener else ""
+
+
+def _later_opened(slots: list[Json], opener: str) -> list[Json]:
+    """Return a turn's format whose opener stands there only where no answer before it has written it."""
+    first, *rest = slots
+    own = [str(first)[len(opener) :]] if isinstance(first, str) else []
+    return [{"unanswered": opener}, *(text for text in own if text), *rest]
 
 
 def _if(condition: str, body: str) -> str:
@@ -181,6 +206,9 @@ def _written(slots: list[Json], content: str) -> str:
                 parts.append(f"({name} | default(''))")
             elif "token" in slot:
                 parts.append(literal(str(slot["token"])))
+            elif "unanswered" in slot:
+                answered = "loop.previtem is defined and loop.previtem['role'] == 'assistant'"
+                parts.append(f"('' if {answered} else {literal(str(slot['unanswered']))})")
             continue
         before, marker, after = str(slot).partition("{{content}}")
         parts += [

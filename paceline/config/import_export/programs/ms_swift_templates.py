@@ -163,7 +163,7 @@ def jinja(formats: JsonObject, writing: Writing) -> str:
     in_question = "system in question" in does
     trimmed = " | trim" if "trims" in does else ""
     lines = [
-        "{%- set ns = namespace(query='', round=0, last=-1) -%}",
+        "{%- set ns = namespace(query='', round=0, last=-1, closed=false) -%}",
         "{%- for message in messages -%}{%- if message['role'] in ['user', 'tool'] -%}",
         "{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}",
         "{%- if messages and messages[0]['role'] == 'system' -%}",
@@ -207,13 +207,13 @@ def differences(formats: JsonObject) -> list[str]:
 
 def _question(formats: JsonObject, writing: Writing, trimmed: str) -> list[str]:
     """Return the Jinja of a question: consecutive user turns, and the answer's header."""
-    prompt = _put(_written(formats.get("prompt")))
+    prompt = _put(_asked(formats, formats.get("prompt")))
     if system_prompt := formats.get("system_prompt"):
         # without a system text ms-swift leaves its marker there
         last = f"{{%- set system = system or '{{{{SYSTEM}}}}' -%}}{_put(_written(system_prompt))}"
         prompt = f"{{%- if ns.last <= loop.index0 -%}}{last}{{%- else -%}}{prompt}{{%- endif -%}}"
     if "bare header" in as_list(formats.get("does")) and not _opening(formats, writing):
-        bare = _put(_written(_without_line(formats.get("prompt"))))
+        bare = _put(_asked(formats, _without_line(formats.get("prompt"))))
         opens = "{%- if add_generation_prompt and ns.last == loop.index0 -%}"
         prompt = f"{opens}{bare}{{%- else -%}}{prompt}{{%- endif -%}}"
     return [
@@ -221,10 +221,27 @@ def _question(formats: JsonObject, writing: Writing, trimmed: str) -> list[str]:
         f"{{%- set ns.query = ns.query + (message['content']{trimmed}) -%}}",
         "{%- if loop.last or loop.nextitem['role'] != 'user' -%}",
         prompt,
-        "{%- set ns.query = '' -%}{%- set ns.round = ns.round + 1 -%}{%- endif -%}",
+        "{%- set ns.query = '' -%}{%- set ns.round = ns.round + 1 -%}{%- set ns.closed = false -%}",
+        "{%- endif -%}",
         "{%- elif message['role'] == 'assistant' -%}",
         f"{{%- if loop.index0 == first -%}}{prompt}{{%- endif -%}}",
     ]
+
+
+def _shared_end(formats: JsonObject) -> str:
+    """Return the token that both ends an answer and opens the next question; "" for other templates."""
+    end = _text_of(formats.get("suffix", [["eos_token_id"]]))
+    return (
+        end if end and _text_of(formats.get("prompt")).startswith(end) and not formats.get("chat_sep") else ""
+    )
+
+
+def _asked(formats: JsonObject, prompt: Json) -> str:
+    """Return a question's expression; the answer before it may have written its first token."""
+    shared, text = _shared_end(formats), _text_of(prompt)
+    if not shared:
+        return _expression(text)
+    return f"('' if ns.closed else {_expression(shared)}) + {_expression(text[len(shared) :])}"
 
 
 def _without_line(slots: Json) -> Json:
@@ -238,6 +255,8 @@ def _answer(formats: JsonObject, writing: Writing) -> list[str]:
     trained, untrained = (end, between[len(end) :]) if between.startswith(end) else ("", between)
     untrained = _put(_expression(untrained)) if untrained else ""
     follows = "{%- elif loop.nextitem['role'] == 'user' -%}"
+    if shared := _shared_end(formats):
+        trained, follows = shared, f"{follows}{{%- set ns.closed = true -%}}"
     return [
         *_content(formats, writing),
         "{%- generation -%}{{- content -}}",
