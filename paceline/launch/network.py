@@ -187,12 +187,30 @@ def check_address(cluster: Cluster, *, is_set: bool) -> list[Diagnostic]:
         )
         raise ConfigError(codes.LAUNCH_MASTER_ADDR(problem, _OPTION, address, remedy))
     try:
-        socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except OSError as error:  # it may resolve later, as a pod's name
         problem = "this machine cannot resolve the address of node 0; the start waits until it can"
         reason = f"{address}: {error.strerror or error}"
         return [codes.LAUNCH_MASTER_ADDR(problem, _OPTION, reason, remedy, Severity.WARNING)]
+    if cluster.node_rank == 0 and not any(_is_own(family, str(to[0])) for family, _, _, _, to in found):
+        problem = (
+            f"this is node 0 (launch.node_rank: 0), but {address} is no address of this machine: if it is"
+            " that of another node, each node waits for one that does not come"
+        )
+        remedy = f"on other nodes than 0: --node_rank 1 (to {nodes - 1}); on node 0 an address of its own"
+        # No refusal: the address may be forwarded to this machine, as a service's is to its pod
+        return [codes.LAUNCH_MASTER_ADDR(problem, _OPTION, address, remedy, Severity.WARNING)]
     return []
+
+
+def _is_own(family: int, address: str) -> bool:
+    """Return True if this machine can listen at ``address``."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def await_node_0(

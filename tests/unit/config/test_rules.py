@@ -958,13 +958,11 @@ CASES = [
         "rollout.one_answer",
         _t(algorithm="grpo", rollout={"num_generations": 1}),
         _t(algorithm="grpo", rollout={"num_generations": 2}),
-        severity=WARNING,
     ),
     case(
         "rollout.one_answer",
         _t(algorithm="reinforce_plus_plus", reinforce_plus_plus={"group_baseline": True}),
         _t(algorithm="reinforce_plus_plus"),
-        severity=WARNING,
     ),
     case(
         "rollout.filter_groups",

@@ -76,6 +76,16 @@ def test_a_name_that_the_hosts_file_gives_to_this_machine_or_to_none_is_named(
     assert warning.severity == Severity.WARNING and "cannot resolve" in warning.what
 
 
+def test_node_0_whose_address_is_another_machines_is_named() -> None:
+    """Without --node_rank every node is node 0 (accelerate#2246); 192.0.2.0/24 belongs to no machine."""
+    (warning,) = check_address(several("192.0.2.7", 0), is_set=True)
+    assert warning.severity == Severity.WARNING and "no address of this machine" in warning.what
+    assert "--node_rank 1" in warning.hint
+    assert check_address(several("192.0.2.7", 1), is_set=True) == []
+    own = network.own_address()
+    assert own == "HOST" or check_address(several(own, 0), is_set=True) == []
+
+
 def test_one_node_needs_no_address() -> None:
     assert check_address(Cluster(4), is_set=False) == []
 
