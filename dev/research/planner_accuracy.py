@@ -23,6 +23,9 @@ from planner_score import FITS, MARGIN, SHIPPED, shipped
 from planner_strata import (
     BARE,
     FITTED_CARDS,
+    MEMORY_PART,
+    MOST_GAIN,
+    SPEED_PART,
     Guess,
     Summary,
     band_of,
@@ -43,25 +46,31 @@ USABLE = ROOT / "dev/research/planner_usable.txt"
 HEAD = ROOT / "dev/research/planner_accuracy_head.md"
 
 
-def left_out(rows: Sequence[Row], memory: Coefficients | None) -> list[Guess]:
-    """Every row predicted by coefficients that have seen no row of its publisher. ``memory``: where memory's
-    fit starts; None: speed.
+def left_out(rows: Sequence[Row], memory: Coefficients | None) -> tuple[list[Guess], Sets]:
+    """Every row predicted by coefficients that have seen no row of its publisher, and these. ``memory``:
+    where memory's fit starts; None: speed.
     """
     found: list[Guess] = []
+    fitted: Sets = {}
     rows = [row for row in rows if (row.speed if memory is None else row.memory)]
     for name in sorted({publisher(row) for row in rows}):
         rest = [row for row in rows if publisher(row) != name]
         own = [row for row in rows if publisher(row) == name]
         if memory is None:
-            found += guesses_of_speed(own, {DEFAULT: fit_speed(rest)})
+            fitted[name] = fit_speed(rest)
+            found += guesses_of_speed(own, {DEFAULT: fitted[name]})
         else:
-            found += guesses_of_memory(own, {DEFAULT: fit_memory(rest, memory)})
-    return found
+            fitted[name] = fit_memory(rest, memory)
+            found += guesses_of_memory(own, {DEFAULT: fitted[name]})
+    return found, fitted
 
 
-def tables(memory: Sequence[Guess], speed: Sequence[Guess]) -> list[str]:
-    """The publishers' stratum: the figures, then by cards, strategy and publisher."""
-    memory, speed = banded(memory), banded(speed)
+def tables(memory: Sequence[Guess], speed: Sequence[Guess], sets: Sets) -> list[str]:
+    """The publishers' stratum: the figures, then by cards, strategy and publisher. ``sets``: the speed
+    coefficients of each publisher's guesses.
+    """
+    memory = banded(memory, MEMORY_PART)
+    speed = banded(speed, SPEED_PART, lambda name: sets[name]["low_precision"])
     lines = main_table(memory, speed)
     for key in (cards, strategy, publisher):
         lines += [*grouped(memory, "memory", key), *grouped(speed, "speed", key)]
@@ -75,10 +84,11 @@ def small(c: Coefficients) -> Coefficients:
 def written(memory: Sets, speed: Sets, guesses: tuple[Sequence[Guess], Sequence[Guess]]) -> None:
     """Write the shipped file."""
     of_memory, of_speed = guesses
+    low, high = band_of(of_speed, SPEED_PART)
     spread = {
-        "memory": band_of([g for g in of_memory if g.full]),
-        "adapter": band_of([g for g in of_memory if not g.full]),
-        "speed": band_of(of_speed),
+        "memory": band_of(of_memory, MEMORY_PART),
+        "speed": (low, high),
+        "low_precision": (low, round(high * MOST_GAIN / speed[DEFAULT]["low_precision"], 3)),
     }
     data = {
         "note": "by dev/research/planner_accuracy.py; meanings in docs/explanation/planner.md",
@@ -101,18 +111,22 @@ def main(arguments: list[str]) -> int:
     memory, speed, _ = shipped()
     if judging:
         of_memory = guesses_of_memory(publishers, {DEFAULT: memory[DEFAULT]})
-        lines = tables(of_memory, guesses_of_speed(publishers, {DEFAULT: speed[DEFAULT]}))
+        same = {publisher(row): speed[DEFAULT] for row in publishers}
+        lines = tables(of_memory, guesses_of_speed(publishers, {DEFAULT: speed[DEFAULT]}), same)
         print("\n".join([*lines, "", *sweep_table(sweep, memory, speed)]))
         return 0
     # Memory's shipped set was fitted on none of these publishers but torchtitan; a refit was worse
     # (planner_variants.md).
-    of_memory, of_speed = (
-        guesses_of_memory(publishers, {DEFAULT: memory[DEFAULT]}),
-        left_out(publishers, None),
-    )
+    of_memory = guesses_of_memory(publishers, {DEFAULT: memory[DEFAULT]})
+    of_speed, apart = left_out(publishers, None)
     pooled = fit_speed(publishers)
     near = fit_fabric([row for row in sweep if row.work.world <= FITTED_CARDS], pooled)
-    body = ["## All publishers but the sweep, each left out whole", "", *tables(of_memory, of_speed), ""]
+    body = [
+        "## All publishers but the sweep, each left out whole",
+        "",
+        *tables(of_memory, of_speed, apart),
+        "",
+    ]
     few = fit_speed([row for row in publishers if row.work.world <= FITTED_CARDS])
     far = guesses_of_speed(
         [row for row in publishers if row.work.world > 2 * FITTED_CARDS - 1], {DEFAULT: few}
@@ -134,7 +148,7 @@ def main(arguments: list[str]) -> int:
     ]
     body += [f"of {sum(lacking.values()) + len(rows)} ({named}).", ""]
     body += ["Refitted with each publisher left out, and so not shipped, memory is worse:", ""]
-    body += [*BARE, Summary.of(left_out(publishers, memory[DEFAULT])).line("memory", band=False), ""]
+    body += [*BARE, Summary.of(left_out(publishers, memory[DEFAULT])[0]).line("memory", band=False), ""]
     body += ["## The sweep, its cluster's fabric fitted on at most 128 cards", ""]
     body += [*sweep_table(sweep, memory, {DEFAULT: pooled, SWEEP: near}), ""]
     body += ["## The sweep by the default set, as a user of another cluster meets it", ""]

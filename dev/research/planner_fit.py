@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from planner_rows import Row, in_sweep, publisher
 
 from paceline.plan.cost.coefficients import MemoryCoefficients, SpeedCoefficients
-from paceline.plan.cost.memory.peak import Peak, peak_of, worst_peak
+from paceline.plan.cost.memory.peak import frozen_bytes, peak_of, worst_peak
+from paceline.plan.cost.memory.terms import Peak
 from paceline.plan.cost.step_time import speed_of
 
 Coefficients = dict[str, float]
@@ -88,7 +89,13 @@ MEMORY: dict[str, Prior] = {
 def predicted_memory(row: Row, sets: Mapping[str, Coefficients]) -> float:
     """Bytes of the rank whose memory the source publishes: the sweep's is the first stage's."""
     c = MemoryCoefficients(**{**sets[DEFAULT], **sets.get(row.system, {})})
-    return as_printed(row, peak_of(row.work, c, 0) if in_sweep(row) else worst_peak(row.work, c)[1])
+    found = as_printed(row, peak_of(row.work, c, 0) if in_sweep(row) else worst_peak(row.work, c)[1])
+    if row.whole_at_start:
+        whole = frozen_bytes(row.work, row.work.shape.num_parameters) or row.work.storage.weight * (
+            row.work.shape.num_parameters
+        )
+        found = max(found, whole * (1 + 1 / row.work.sharers))
+    return found
 
 
 def as_printed(row: Row, peak: Peak) -> float:

@@ -5,6 +5,7 @@ row tells of.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from typing import Any
 from paceline.core.errors import ConfigError
 from paceline.plan.hardware.device_catalogue import Card, card_named
 from paceline.plan.model.shape import ModelShape
-from paceline.plan.workload.step_spec import AdapterSize, Machine, StepSpec, Storage
+from paceline.plan.workload.step_spec import AdapterSize, Gathering, Machine, StepSpec, Storage
 
 GIB = 2**30
 # what these sources print as GB is torch's bytes / 1024³
@@ -60,16 +61,16 @@ PUBLISHERS = {
 # moments cannot be in it.
 STORAGE = {
     "nanotron": Storage(2, 4, 12),
-    "foundry": Storage(4, 4, 8),
-    "titan": Storage(4, 4, 8),
-    "fms": Storage(4, 4, 8),
+    "foundry": Storage(4, 4, 8, anew=True),
+    "titan": Storage(4, 4, 8, anew=True),
+    "fms": Storage(4, 4, 8, anew=True),
     "megatron": Storage(2, 4, 12),
     "internevo": Storage(2, 2, 12),
-    "litgpt": Storage(2, 2, 0),
-    "torchtune": Storage(2, 2, 4),
+    "litgpt": Storage(2, 2, 0, anew=True),
+    "torchtune": Storage(2, 2, 4, anew=True),
     "qwen": Storage(2, 6, 16),
     "qwen-int4": Storage(2, 6, 16),
-    "swift": Storage(2, 2, 12),
+    "swift": Storage(2, 2, 12, anew=True),
     "default": Storage(2, 4, 12),
 }
 # Programs whose layers are fused kernels by default (Transformer Engine; flash-attn's norms and rotary).
@@ -79,7 +80,15 @@ FUSED = ("megatron", "nemo", "internevo", "tinyllama")
 # peak, torchtitan the reserved bytes' peak; the others do not say and are read as nvidia-smi's.
 METRICS = {"litgpt": "tensors", "torchtune": "tensors", "torchtitan": "reserved", "torchao": "reserved"}
 METRICS["ultrascale"] = "reserved"
+PROMPT = 10  # tokens that LLaMA-Adapter puts before a layer's keys (litgpt's default)
 DECIMAL = ("litgpt",)  # whose GB are 10^9 bytes
+# Whose peak counts from the process's start, where every card held the whole model besides its part:
+# Lightning's FSDP strategy reads a checkpoint into summoned full parameters (``_load_raw_module_state``).
+FROM_START = ("litgpt",)
+# Whose large models shard embedding and head apart: ``custom_sharded_layers`` in torchtune's configs
+ENDS_APART = ("torchtune",)
+# Sizes of models that rows name without them
+VOCABULARIES = {"zephyr/mistral-7b": 32000}
 # bytes a second a card to other nodes, where the source says so
 LINKS = {"foundry": 25e9, "internevo": 6.25e9}
 
@@ -100,6 +109,7 @@ class Row:
     card: float
     tuning: str
     metric: str = "device"
+    whole_at_start: bool = False
 
     @property
     def system(self) -> str:
@@ -151,7 +161,7 @@ def parse(row: dict[str, Any]) -> Row | None:
     """One line; None when it lacks the model's sizes, the layout or a number to compare with, or is a
     claim without a source.
     """
-    model = row.get("model") or {}
+    model = _model(row.get("model") or {})
     needed = (
         *(model.get(k) for k in ("n_layers", "params", "hidden", "n_heads", "ffn", "vocab")),
         row.get("seq_len"),
@@ -227,6 +237,8 @@ def parse(row: dict[str, Any]) -> Row | None:
         low_precision="fp4" if "fp4" in text else "fp8" if "fp8" in text or "float8" in text else "",
         system=system,
         fused=group.startswith(FUSED),
+        gathering=Gathering(ends_apart=group.startswith(ENDS_APART)),
+        outgrown=_outgrown(row),
     )
     return Row(
         id=str(row["id"]),
@@ -238,14 +250,47 @@ def parse(row: dict[str, Any]) -> Row | None:
         speed=measured[1],
         card=float(row.get("gpu_mem_gb") or card.memory_gb) * 1e9,
         tuning=_kind(tuning),
+        whole_at_start=group.startswith(FROM_START) and zero == 3,
         metric=next((name for start, name in METRICS.items() if group.startswith(start)), "device"),
     )
+
+
+def _model(printed: dict[str, Any]) -> dict[str, Any]:
+    """A row's model, with the sizes that follow from its name or from its other sizes."""
+    model = dict(printed)
+    model["vocab"] = model.get("vocab") or VOCABULARIES.get(str(model.get("name")))
+    sizes = [model.get(k) for k in ("n_layers", "hidden", "n_heads", "ffn", "vocab")]
+    if model.get("params") is None and all(sizes):
+        h, f, heads = int(model["hidden"]), int(model["ffn"]), int(model["n_heads"])
+        head = int(model.get("head_dim") or h // heads)
+        kv = int(model.get("n_kv_heads") or heads) * head
+        gated = model.get("mlp") in ("swiglu", "geglu", None)
+        layer = 2 * h * heads * head + 2 * h * kv + (3 if gated else 2) * h * f + 2 * h
+        ends = (1 if model["tied_embeddings"] else 2) * model["vocab"] * h
+        model["params"] = int(model["n_layers"]) * layer + ends
+    return model
+
+
+def _outgrown(row: dict[str, Any]) -> float:
+    """What the caching allocator keeps in blocks that longer rows outgrew, as a share of what moves.
+
+    ``allocator_emulated.py`` runs the allocator over rows of lognormal lengths, cut at a limit: little where
+    most rows reach the limit, and the same again, or twice, where few do.
+    """
+    said = re.search(r"(\d+)\+-(\d+) tokens/sample truncated", str(row.get("notes")))
+    if said is None:
+        return 0.0
+    mean, deviation = map(float, said.groups())
+    variance = math.log(1 + (deviation / mean) ** 2)
+    z = (math.log(row["seq_len"] / mean) + variance / 2) / math.sqrt(variance)
+    reach = 0.5 * math.erfc(z / math.sqrt(2))
+    return max(0.0, 0.75 * (-math.log(reach) - 0.4))
 
 
 def _storage(row: dict[str, Any], system: str, adapter: AdapterSize | None) -> Storage:
     """The bytes a parameter that the program keeps, less what its flags take away."""
     if adapter:
-        return Storage(2, 2, 8)
+        return Storage(2, 2, 8, anew=True)
     storage, flags = STORAGE[system], str(row.get("flags")).lower()
     if "8bit adamw" in flags:
         storage = replace(storage, optimizer=storage.optimizer / 2)  # from bfloat16 moments
@@ -346,4 +391,7 @@ def _adapter(row: dict[str, Any], tuning: str) -> AdapterSize | None:
     full = 2 * model["vocab"] * h if "emb/head" in tuning else 0
     # peft's prepare_model_for_kbit_training
     ends = 4.0 if base != 2.0 and row["group"].startswith(("qwen", "ms-swift")) else 2.0
-    return AdapterSize(int(printed.group(1).replace(",", "")) if printed else count, base, full, ends)
+    trained = int(printed.group(1).replace(",", "")) if printed else count
+    # prompts alone, or (LLaMA-Adapter v2) a learnt scale and bias of each output, too
+    scaled = tuning == "adapter" and trained > layers * (PROMPT * h + model["n_heads"])
+    return AdapterSize(trained, base, full, ends, rescaled=1.0 if scaled else 0.0)

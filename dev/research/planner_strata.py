@@ -8,13 +8,15 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from planner_fit import Sets, predicted_memory, predicted_speed, weighted
+from planner_fit import SPEED, Sets, predicted_memory, predicted_speed, weighted
 from planner_rows import Row, publisher
 from planner_score import by, picks
 
 FITTED_CARDS = 128  # of the sweep: larger jobs are extrapolated
 MANY_CARDS = 256
 ENOUGH_ROWS = 10
+MEMORY_PART, SPEED_PART = 0.8, 0.76  # of the other publishers' rows in a band; 80 % of a left out one's
+MOST_GAIN = SPEED["low_precision"].high  # twice the peak, less scaling
 Band = tuple[float, float]
 BARE = (
     "| what | rows | publishers | median | 90th percentile | bias | under by > 10 % |",
@@ -102,7 +104,7 @@ def _share(flags: Iterable[bool], weight: Sequence[float]) -> float:
     return sum(w for flag, w in zip(flags, weight, strict=True) if flag) / total if total else math.nan
 
 
-def band_of(guesses: Sequence[Guess], part: float = 0.8) -> Band:
+def band_of(guesses: Sequence[Guess], part: float) -> Band:
     """Measured / predicted of the middle ``part`` of the guesses; publishers of few rows weigh less."""
     count = {name: len(some) for name, some in by([g.row for g in guesses], publisher).items()}
     weight = [1 / max(ENOUGH_ROWS, count[publisher(g.row)]) for g in guesses]
@@ -136,13 +138,18 @@ def calibrated(guesses: Sequence[Guess], runs: int = 3) -> list[Guess]:
     return found
 
 
-def banded(guesses: Sequence[Guess]) -> list[Guess]:
-    """Give each guess the band of the other publishers' errors of its kind: what would have been printed."""
+def banded(guesses: Sequence[Guess], part: float, gain: Callable[[str], float] | None = None) -> list[Guess]:
+    """Give each guess the band of the other publishers' errors: what would have been printed with it.
+
+    ``gain``: of fp8, as fitted without a publisher; the band of such products reaches to ``MOST_GAIN``.
+    """
     found = []
-    for g in guesses:
-        others = [o for o in guesses if publisher(o.row) != publisher(g.row) and o.full == g.full]
-        others = others or [o for o in guesses if publisher(o.row) != publisher(g.row)]
-        found.append(Guess(g.row, g.measured, g.predicted, band_of(others)))
+    for name in sorted({publisher(g.row) for g in guesses}):
+        own = [g for g in guesses if publisher(g.row) == name]
+        low, high = band_of([o for o in guesses if publisher(o.row) != name], part)
+        for g in own:
+            most = MOST_GAIN / gain(name) if gain and g.row.work.low_precision else 1.0
+            found.append(Guess(g.row, g.measured, g.predicted, (low, round(high * most, 3))))
     return found
 
 

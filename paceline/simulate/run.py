@@ -101,6 +101,8 @@ def _step(
         # The same beside these states and gradients, with every layer as it trains
         for layer in plain:
             layer.gradient_checkpointing = True  # type: ignore[assignment]
+        if plan.batch.accumulation == 1:  # a window's gradients begin anew
+            strategy.zero_grad(handle)
         live = LiveBytes(_held(handle))
         with live:
             _micro_step(strategy, handle, batch, plan, None)

@@ -124,7 +124,7 @@ def _memory(axes: Axes, rows: Sequence[Candidate], card: float) -> None:
         if scale < 1.0:
             _inside(axes, width, number, f"{total:,.0f} ▸")
             continue
-        low, high = spread("adapter" if row.work.adapter else "memory")
+        low, high = spread("memory")
         _error(axes, total, number, low, high)
         text = f"{total:,.0f}" if total >= 10 else f"{total:.1f}"
         _after(axes, max(total, total * high), number, text, width, INK)

@@ -97,8 +97,13 @@ def speed_coefficients(system: str = DEFAULT) -> SpeedCoefficients:
 
 
 def spread(kind: str) -> tuple[float, float]:
-    """Return measured / predicted at the 10th and 90th percentile of the cross-validated rows.
+    """Return measured / predicted between which 80 % of the rows of publishers that were left out lie.
 
-    ``kind``: ``memory``, ``speed`` or ``adapter``.
+    ``kind``: ``memory``, ``speed`` or ``low_precision`` (the speed of products in 8 or 4 bits).
     """
     return _tables().spread[kind]
+
+
+def speed_spread(low_precision: str) -> tuple[float, float]:
+    """Return the spread of speed; ``low_precision``: of the products, empty in 16 bits."""
+    return spread("low_precision" if low_precision else "speed")

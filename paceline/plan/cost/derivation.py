@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paceline.core.units import aligned
 from paceline.plan.cost.coefficients import memory_coefficients
-from paceline.plan.cost.memory.peak import head_kept, in_flight, layer_bytes
+from paceline.plan.cost.memory.peak import gradients_begin_anew, head_kept, in_flight, layer_bytes
 from paceline.plan.cost.report import TIME, short_mesh
 from paceline.plan.cost.search import GIB, Candidate
 from paceline.plan.cost.step_time import step_flops, token_flops
@@ -41,8 +41,12 @@ def memory_terms(c: Candidate) -> list[Term]:
         if value:
             numbers = f"{each:.0f} × {work.tokens} × {layers * slots:g} / 2^30"
             formula = f"bytes a token and layer saves × tokens × layers{flying}"
-            exact = abs(each * work.tokens * layers * slots - value) <= 0.005 * value
-            formula += "" if exact else ", and gradients of the layer that the backward is in"
+            whole = each * work.tokens * layers * slots
+            exact = abs(whole - value) <= 0.005 * value
+            if value < whole and not exact:
+                formula = "of the layer with which the backward ends: all gradients exist then"
+            elif not exact:
+                formula += ", and gradients of the layer that the backward is in"
             terms.append(Term(name, value / GIB, formula, numbers if exact else ""))
     if peak.checkpoints:
         formula = f"a layer's input × layers{flying}, and the one layer that is computed again"
@@ -73,6 +77,9 @@ def _state(c: Candidate, name: str, value: float, each: float, sharded: bool) ->
     divided = f" / {ranks} ranks" if ranks > 1 else ""
     formula = f"{each:g} bytes a parameter{divided}"
     expected = count * each / ranks
+    if name == "gradients" and value < 0.5 * expected and gradients_begin_anew(work):
+        met = "the head's; a layer's come as its activations go, and there is one micro-batch"
+        return Term(name, value / GIB, met)
     if work.adapter is not None or abs(expected - value) > 0.005 * value:
         adapter = "frozen weights in their own dtype, 16 or 18 bytes of a trained one"
         return Term(name, value / GIB, adapter if work.adapter else f"counted tensor by tensor: {formula}")

@@ -12,6 +12,7 @@ from paceline.plan.algorithms.rollout import graph_obstacle, rollout_sizes
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.memory.fits import master_bytes
 from paceline.plan.cost.memory.model_states import OptimizerStates
+from paceline.plan.cost.memory.peak import gradients_met
 from paceline.plan.cost.search import Candidate, SearchSpec, decoded, own_kernels, predicted
 from paceline.plan.features.freezing import Freezing, trained_part
 from paceline.plan.hardware.device_catalogue import FULL_PRECISION, AcceleratorCluster, card_named
@@ -30,10 +31,11 @@ from paceline.plan.workload.step_spec import (
     PictureWork,
     RolloutSpec,
     StepSpec,
-    Storage,
     StrategyLayout,
 )
 
+#: Outputs that a layer with DoRA keeps for the gradient of their lengths: its own, and the product's.
+DORA_OUTPUTS = 2.0
 CORE_FLOPS, CORE_BYTES = 40e9, 10e9  # rough figures of one CPU core: fp32 FLOP/s, memory bytes/s
 PROCESS = 0.45 * 2**30  # resident bytes of an interpreter with torch and Transformers, before any tensor
 
@@ -133,7 +135,9 @@ def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> AdapterSize 
     base = 2.0
     if quantization:
         base = quantization.bits / 8 + (0.016 if quantization.double_quant else 0.0625)
-    return AdapterSize(factors, base, sum(p.numel for p in pieces) - factors, decomposed=decomposes(adapter))
+    whole = sum(p.numel for p in pieces) - factors
+    rescaled = DORA_OUTPUTS if adapter.use_dora else 0.0
+    return AdapterSize(factors, base, whole, decomposed=decomposes(adapter), rescaled=rescaled)
 
 
 def search_spec_of(
@@ -272,7 +276,7 @@ def planned_candidate(plan: Plan, spec: SearchSpec) -> Candidate | None:
     peak = replace(
         candidate.peak,
         parameters=float(states.parameters),
-        gradients=float(states.gradients),
+        gradients=float(states.gradients) * gradients_met(candidate.work, candidate.peak),
         optimizer=float(states.optimizer + states.counters),
         others=0.0,  # the states above are those of all models
     )
@@ -298,7 +302,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
     low = plan.precision.compute in ("bfloat16", "float16")
     size = float(SIZES.get(plan.precision.compute, 4))
     if not low:
-        storage = Storage(size, size, 2 * size, storage.sent)
+        storage = replace(storage, weight=size, gradient=size, optimizer=2 * size)
     return StepSpec(
         shape=spec.shape,
         machine=spec.cluster.machine if low else _full_precision(spec.cluster.machine),

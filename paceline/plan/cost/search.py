@@ -12,7 +12,8 @@ from paceline.plan import codes
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.cost.coefficients import memory_coefficients, speed_coefficients
 from paceline.plan.cost.memory.model_states import OptimizerStates
-from paceline.plan.cost.memory.peak import Peak, frozen_bytes, worst_peak
+from paceline.plan.cost.memory.peak import frozen_bytes, worst_peak
+from paceline.plan.cost.memory.terms import Peak
 from paceline.plan.cost.step_time import Speed, speed_of
 from paceline.plan.features.freezing import TrainedPart
 from paceline.plan.hardware.device_catalogue import AcceleratorCluster

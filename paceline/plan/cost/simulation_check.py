@@ -79,12 +79,15 @@ def compare(plan: Plan, candidate: Candidate, measured: Simulation) -> list[Comp
     """Compare the result of ``paceline.simulate`` with the closed form of the same plan."""
     peak = candidate.peak
     states = measured.get("states") or {}
-    rows = [
-        Compared(name, states.get(name), getattr(peak, name))
-        for name in ("parameters", "gradients", "optimizer")
-    ]
+    exact = plan.memory.largest if plan.memory and plan.mesh.pp == 1 else None
+    there = exact is not None and candidate.work.offload != "all"
+    gradients = exact.gradients if exact is not None and there else peak.gradients
     counters = plan.memory.largest.counters if plan.memory and plan.memory.largest else 0
-    rows[2] = Compared("optimizer", states.get("optimizer"), peak.optimizer - counters)
+    closed_states = (peak.parameters, gradients, peak.optimizer - counters)
+    rows = [
+        Compared(name, states.get(name), value)
+        for name, value in zip(("parameters", "gradients", "optimizer"), closed_states, strict=True)
+    ]
     rows.append(_activations(plan, candidate, measured.get("activations")))
     chunked = algorithm_spec(plan.algorithm).sums_tokens
     head = head_kept(candidate.work) if chunked and peak.logits else None

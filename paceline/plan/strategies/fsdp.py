@@ -20,7 +20,7 @@ from paceline.plan.workload.local_tensors import LocalTensor, by_muon, pieces_of
 from paceline.plan.workload.startup_memory import FIRST, HOST, LoadingSpec
 from paceline.plan.workload.step_spec import WHOLE, Gathering, StepSpec, Storage, StrategyLayout
 
-SHARDED = Storage(weight=4.0, gradient=4.0, optimizer=8.0)  # fp32 shards, gathered in 16 bit
+SHARDED = Storage(weight=4.0, gradient=4.0, optimizer=8.0, anew=True)  # fp32 shards, gathered in 16 bit
 _LAYER = re.compile(r"\.(layers|layer|h)\.\d+\.")
 
 

@@ -23,13 +23,14 @@ class Storage:
 
     ``optimizer``: moments, and fp32 masters if they are separate. ``sent``: bytes per weight that the rank
     which updated it sends to the others, after a full gradient all-reduce (``ZeroRedundancyOptimizer``); 0:
-    communication as in ZeRO.
+    communication as in ZeRO. ``anew``: a window begins without gradients; else their buffers last.
     """
 
     weight: float = 2.0
     gradient: float = 4.0
     optimizer: float = 12.0
     sent: float = 0.0
+    anew: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,14 @@ class Gathering:
 
     ``reshards``: a layer's weights are freed after its forward and gathered again for its backward; else all
     of them stay. ``one_unit``: the whole model is gathered at once. ``whole_gradients``: up to these bytes
-    (fp32) a rank sums unsharded gradients over a window's micro-batches.
+    (fp32) a rank sums unsharded gradients over a window's micro-batches. ``ends_apart``: embedding and head
+    are units of their own, which are freed after use (another program's; Paceline's are FSDP's root unit).
     """
 
     reshards: bool = True
     one_unit: bool = False
     whole_gradients: int = 0
+    ends_apart: bool = False
 
     @property
     def keeps_all(self) -> bool:
@@ -51,7 +54,7 @@ class Gathering:
         return self.one_unit or not self.reshards
 
 
-WHOLE = Storage(weight=6.0, gradient=4.0, optimizer=8.0)  # fp32 weights plus 16-bit copies
+WHOLE = Storage(weight=6.0, gradient=4.0, optimizer=8.0, anew=True)  # fp32 weights plus 16-bit copies
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ class AdapterSize:
     full_modules: int = 0  # parameters of embedding, head and others trained in full
     end_bytes: float = 2.0  # per weight of embedding, head and norms; 4 if upcast to fp32 (4-bit base)
     decomposed: bool = False  # it begins with a part of each weight
+    rescaled: float = 0.0  # outputs that each layer keeps, as its adapter learns their scale (DoRA: 2)
 
     @property
     def trained(self) -> int:
@@ -236,6 +240,7 @@ class StepSpec:
     further_forwards: int | None = None  # None: as the algorithm's spec says
     master: float = 4.0  # bytes per parameter of the whole model held at startup
     picture: PictureWork | None = None  # None: rows without images
+    outgrown: float = 0.0  # of what moves, kept in cached blocks that longer rows outgrew; expandable: none
 
     @cached_property
     def world(self) -> int:

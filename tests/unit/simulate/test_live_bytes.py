@@ -1,7 +1,7 @@
 """What Paceline itself allocates: a meter of live tensors beside the closed form, for whole micro-batches.
 
-States are exact (``test_simulation``); here they are summed with all that moves, at the peak. Two layouts
-always, twenty-two more behind ``full``.
+States are exact (``test_simulation``); here they are summed with all that moves, at the peak. Three layouts
+always, the others behind ``full``.
 """
 
 from __future__ import annotations
@@ -45,9 +45,22 @@ ALWAYS = [
     ("8xH100", "fsdp", LLAMA, {**TWO, **AGAIN}),
     ("H100", "single", LLAMA, MANY),
 ]
+#: A window of one micro-batch, in which gradients and activations hardly meet.
+ONE = {"gradient_accumulation_steps": 1}
+BIG = {**TIED, "vocab_size": 128000}
+ALWAYS += [("H100", "single", BIG, {**TWO, **AGAIN, **ONE})]
 FULL = [
     ("H100", "single", LLAMA, TWO),
     ("8xH100", "fsdp", LLAMA, {**TWO, **LORA}),
+    ("H100", "single", LLAMA, {**TWO, **ONE}),
+    ("H100", "single", LLAMA, {**MANY, **ONE}),
+    ("H100", "single", LLAMA, {**TWO, **AGAIN, **ONE}),
+    ("H100", "single", LLAMA, {**MANY, **AGAIN, **ONE}),
+    ("H100", "single", LLAMA, {**TWO, **LORA, **ONE}),
+    ("H100", "single", LLAMA, {**TWO, "mixed_precision": "no", **ONE}),
+    ("8xH100", "fsdp", LLAMA, {**TWO, **ONE}),
+    ("8xH100", "fsdp", LLAMA, {**MANY, **ONE}),
+    ("2xH100", "fsdp", LLAMA, {**TWO, **AGAIN, **ONE}),
     ("H100", "single", LLAMA, {**TWO, **AGAIN}),
     ("H100", "single", LLAMA, {**TWO, **LORA}),
     ("H100", "single", LLAMA, {**TWO, **LORA, **AGAIN}),

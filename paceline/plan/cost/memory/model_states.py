@@ -291,7 +291,7 @@ class OptimizerStates:
         """Return the layout's bytes a parameter with these states."""
         layout_storage = layout.storage
         if self.bf16_weights:
-            return Storage(2.0, 2.0, self.moments, layout_storage.sent)
+            return replace(layout_storage, weight=2.0, gradient=2.0, optimizer=self.moments)
         return replace(layout_storage, optimizer=layout_storage.optimizer - _ADAM + self.moments)
 
     def allows(self, layout: StrategyLayout) -> bool:

@@ -9,10 +9,9 @@ numbers are bytes; ``c`` are the coefficients of ``cost.coefficients``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
 from paceline.core.units import human_bytes
 from paceline.plan.cost.coefficients import MemoryCoefficients
+from paceline.plan.cost.memory.terms import Peak
 from paceline.plan.model.kernels import bytes_of_score, head_chunk_bytes
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import ATTENTION, MATMUL
@@ -22,35 +21,6 @@ BUCKET = 25 * 2**20  # DDP's default bucket size
 OWN_NORM = 4.0  # bytes per element: input and output of Paceline's RMSNorm in 16 bit, no fp32 copies
 OWN_NORM_CPU = 2.0  # on a CPU the output alone (scaled to fp32 by element / 2)
 LARGE_BUFFER = 20 * 2**20  # torch's CUDACachingAllocator: kLargeBuffer
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Peak bytes of one rank, by term."""
-
-    parameters: float = 0.0
-    gradients: float = 0.0
-    optimizer: float = 0.0
-    attention: float = 0.0  # activations saved for the backward: projections, attention and its norm
-    mlp: float = 0.0  # the same for the MLP and its norm
-    checkpoints: float = 0.0  # inputs of recomputed layers, and the one layer being recomputed
-    images: float = 0.0  # pixels, and what tower and projector keep of them
-    logits: float = 0.0  # logits and loss
-    gathered: float = 0.0  # gathered weights, buckets, sequence shards gathered under tp
-    others: float = 0.0  # models other than the main one: reference, reward, value
-    fragments: float = 0.0
-    overhead: float = 0.0  # CUDA context and communicators
-
-    @property
-    def total(self) -> float:
-        """Sum of all terms."""
-        states = self.parameters + self.gradients + self.optimizer + self.others
-        moving = self.attention + self.mlp + self.checkpoints + self.images + self.logits + self.gathered
-        return states + moving + self.fragments + self.overhead
-
-    def to_json(self) -> dict[str, int]:
-        """Return rounded bytes by term, those of images where there are any."""
-        return {f.name: round(v) for f in fields(self) if (v := getattr(self, f.name)) or f.name != "images"}
 
 
 def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
@@ -69,7 +39,7 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
         checkpoints = _inputs(work, c) * slots + layer
         attention, mlp = layer_bytes(work, c)
     logits = _logits(work, c) if stage.head and not work.spec.scalar_head else 0.0
-    gathered = _gathered(work, c, stage_parameters, stage, slots)
+    gathered = throughout = _gathered(work, c, stage_parameters, stage, slots)
     if logits and work.kernels != "eager" and work.pp == 1:
         # Logits are gone when the backward begins: the peak is where the head computes them, or after it.
         before = _gathered_at_head(work, gathered, stage_parameters, stage)
@@ -85,9 +55,19 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
     picture = work.picture
     images = work.pictures * (picture.saved + picture.pixels) if picture is not None else 0.0
     moving = layer_sum * slots + checkpoints + images + logits + gathered + working + mlp_gradients
+    if gradients_begin_anew(work):
+        first = first_gradients(work, gradients, stage_parameters) if mlp_gradients else 0.0
+        one = largest_layer(work, sum(_layer(work, c))) + working + (_flowing(work) if mlp_gradients else 0.0)
+        last = throughout + _at_the_end(work, gradients, stage_parameters, one)
+        if first + moving >= last + images:
+            gradients = first
+        else:  # the backward's end: all gradients, and the first layer alone
+            slots = checkpoints = logits = mlp_gradients = 0.0
+            gathered, working = throughout, last - throughout - gradients
+            moving = gathered + working + images
     # Context, fragmentation, other models, and a safety share on top of everything but those models.
     overhead = (c.overhead + (c.communicators if work.world > 1 else 0.0)) * 2**30 * work.machine.context
-    fragments = c.fragments * moving + c.segments * _segments(work) * layer_sum * slots
+    fragments = (c.fragments + work.outgrown) * moving + c.segments * _segments(work) * layer_sum * slots
     fragments += c.states_slack * (parameters + gradients)
     others = work.trained_models * (parameters + gradients + optimizer)
     others += (
@@ -112,6 +92,45 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
         fragments=fragments,
         overhead=overhead,
     )
+
+
+def gradients_begin_anew(work: StepSpec) -> bool:
+    """Whether gradients are made while activations are freed, so that most of the two never meet.
+
+    That is so in a window of one micro-batch, unless a reducer or an engine keeps buffers for gradients.
+    """
+    reduced = work.zero < 3 and work.dp * work.cp > 1
+    alone = not work.trained_models and work.accumulation == work.pp == 1
+    return work.storage.anew and alone and not reduced
+
+
+def _at_the_end(work: StepSpec, gradients: float, parameters: float, one: float) -> float:
+    """Return the bytes of gradients and of the first layer, ``one``, when the backward ends.
+
+    The embedding's gradient comes after that layer's. A tied one is the head's until then: the embedding's
+    is made beside it, and their sum beside both.
+    """
+    share = _embedding_share(work, parameters)
+    if work.shape.tied:
+        return gradients + max(one, 2 * share * parameters * work.storage.gradient)
+    return max(gradients, gradients * (1 - share) + one)
+
+
+def gradients_met(work: StepSpec, peak: Peak) -> float:
+    """Return which share of a rank's gradients exists at the ``peak``; 1 if there are none."""
+    [stage] = work.stages
+    gradients = _states(work, work.stage_parameters(stage))[1]
+    return peak.gradients / gradients if gradients else 1.0
+
+
+def first_gradients(work: StepSpec, gradients: float, parameters: float) -> float:
+    """Return the bytes of gradients that exist when the layers' backward begins: the head's."""
+    trained = work.adapter is None or work.adapter.full_modules > 0
+    return gradients * _embedding_share(work, parameters) if trained else 0.0
+
+
+def _embedding_share(work: StepSpec, parameters: float) -> float:
+    return work.embedding_parameters / work.tp / parameters if work.adapter is None else 0.0
 
 
 def _layer(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
@@ -193,6 +212,8 @@ def kept_gathered(work: StepSpec, parameters: float, stage: StageSize) -> float:
         if work.adapter is None:
             return work.element * parameters
         return work.adapter.base_bytes * parameters + work.element * work.adapter.trained / work.tp
+    if work.gathering.ends_apart:
+        return 0.0
     return work.element * (parameters - stage.layers * work.layer_parameters / work.tp)
 
 
@@ -294,6 +315,9 @@ def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
         attention += 5.0 * shape.heads * work.seq_len / work.cp
     if work.compiled:
         attention, mlp = attention * c.compiled, mlp * c.compiled
+    if work.adapter is not None:
+        attention += 2.0 * work.adapter.rescaled * (h + q + 2 * kv)
+        mlp += 2.0 * work.adapter.rescaled * (h + (2.0 if work.shape.family.gated else 1.0) * inner)
     # torchtitan's: keeps outputs of attention and of every second matmul (q, v, gate, down)
     if work.recompute == "selective" and not work.keeps:
         attention, mlp = 2.0 * (h + 2 * q + kv), 2.0 * (h + inner)

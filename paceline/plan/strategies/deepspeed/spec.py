@@ -215,7 +215,7 @@ def _decision(part: str, name: str, parts: list[int], least: int, of: str) -> De
 ZERO = Storage(weight=2.0, gradient=4.0, optimizer=12.0)
 # bf16 stage 1 keeps the last 16-bit gradients besides fp32 sums
 LAST_GRADIENTS = Storage(weight=2.0, gradient=6.0, optimizer=12.0)
-_STORAGE = (WHOLE, LAST_GRADIENTS, ZERO, ZERO)
+_STORAGE = (replace(WHOLE, anew=False), LAST_GRADIENTS, ZERO, ZERO)
 _ENGINE = "DeepSpeed's engine reads real memory: its states and communication are computed by formula"
 _CUTS_WEIGHTS = 3
 _KEEP_PACKED = (1, 2)  # the stages at which quantized weights are neither sharded nor cast
