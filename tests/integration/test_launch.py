@@ -17,7 +17,8 @@ from support import worker_environment
 
 from paceline.launch.network import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.fresh]
+pytestmark = [pytest.mark.integration]
+fresh = pytest.mark.fresh  # of each kind of end one test whose processes are started as a user's are
 DEADLINE = 240.0  # a hang is what it finds
 LAUNCHERS = ["spawn", "torchrun"]
 #: what torchrun adds is tested by exit codes and a stop; who its ranks are, by the guide's commands
@@ -30,6 +31,7 @@ from paceline.launch.supervision import supervisor
 from paceline.launch.process_spec import Cluster
 from paceline.launch.start_run import launch
 launcher, nproc, nodes, node, port, peer_seconds, *worker = sys.argv[1:]
+os.environ.pop("OMP_NUM_THREADS", None)  # which the launcher sets
 supervisor.PEER_SECONDS = supervisor.TERM_SECONDS = float(peer_seconds)
 cluster = Cluster(int(nproc), int(nodes), int(node), master_port=int(port) or None)
 sys.exit(launch((sys.executable, *worker), cluster, launcher=launcher, environ=os.environ, cores=2))
@@ -119,8 +121,6 @@ class Job:
         for name, text in (("driver.py", DRIVER), ("worker.py", WORKER)):
             (folder / name).write_text(text)
         settings = [launcher, str(nproc), str(nodes), str(node), str(port), str(peer)]
-        environ = worker_environment()
-        environ.pop("OMP_NUM_THREADS")
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -134,7 +134,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environ,
+            env=worker_environment(),
             start_new_session=True,
         )
 
@@ -190,6 +190,7 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         one.process.communicate()
 
 
+@fresh
 @pytest.mark.parametrize("launcher", MOSTLY_SPAWN)
 def test_two_ranks_know_who_they_are(job: Callable[..., Job], launcher: str) -> None:
     code, out, err = job(launcher, 2, "env").end()
@@ -252,6 +253,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(job: Callable[..., Job], launch
     assert none_left(one.pids())
 
 
+@fresh
 def test_a_killed_worker_is_named_and_takes_the_others_along(job: Callable[..., Job]) -> None:
     one = job("spawn", 2, "deaf-unless-killed", peer=1)
     code, _, err = one.end()
@@ -301,6 +303,7 @@ def test_a_detached_child_of_a_worker_does_not_stay(job: Callable[..., Job], lau
     assert len(one.pids()) == 4 and none_left(one.pids())
 
 
+@fresh
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_workers_save_and_end_when_the_supervisor_is_killed(job: Callable[..., Job], launcher: str) -> None:
     one = job(launcher, 2, "wait")

@@ -219,7 +219,7 @@ def holds(base: Path, folder: Path, to: Path, bound: float = 2e-6) -> torch.Tens
     return loaded
 
 
-@pytest.mark.parametrize(("family", "settings"), swept(FOLLOWED, 2, 1), ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("family", "settings"), swept(FOLLOWED, 3, 1), ids=lambda value: str(value)[:60])
 def test_what_is_followed_is_peft_s_model(
     family: str, settings: dict[str, Any], bases: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -228,7 +228,7 @@ def test_what_is_followed_is_peft_s_model(
 
 
 @pytest.mark.skipif(not CASE.is_file(), reason="../shared is not here")
-@pytest.mark.parametrize("kind", ["lora", "pissa", "olora"])
+@pytest.mark.parametrize("kind", ["lora", "pissa", pytest.param("olora", marks=pytest.mark.full)])
 def test_an_adapter_that_is_new_computes_what_its_base_computes(
     kind: str, tokenizer_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +287,7 @@ def drawn(draw: random.Random) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(seed, marks=() if seed < 6 else pytest.mark.full if seed < 12 else pytest.mark.slow)
+        pytest.param(seed, marks=() if seed < 3 else pytest.mark.full if seed < 12 else pytest.mark.slow)
         for seed in range(240)
     ],
 )
