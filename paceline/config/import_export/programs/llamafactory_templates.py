@@ -124,13 +124,15 @@ def jinja(formats: JsonObject, system: str | None = None, think: bool = True) ->
     thought = _empty_thought(formats)
     answer = _put(_written(_slots(formats.get("assistant"), ends), _CONTENT))
     observation = _slots(formats.get("observation"), user)
-    if formats.get("efficient_eos") and (asked := _opener(user)):
+    if formats.get("efficient_eos") and (user_opener := _opener(user)):
         # No text closes an answer: the token that opens the next turn ends it, and has loss as its end
-        observed = _opener(observation)
-        user, observation = _later_opened(user, asked), _later_opened(observation, observed)
+        tool_opener = _opener(observation)
+        user, observation = _later_opened(user, user_opener), _later_opened(observation, tool_opener)
         answer += (
-            _if("loop.nextitem is defined and loop.nextitem['role'] == 'user'", _put(literal(asked)))
-            + _elif("loop.nextitem is defined and loop.nextitem['role'] == 'tool'", _put(literal(observed)))
+            _if("loop.nextitem is defined and loop.nextitem['role'] == 'user'", _put(literal(user_opener)))
+            + _elif(
+                "loop.nextitem is defined and loop.nextitem['role'] == 'tool'", _put(literal(tool_opener))
+            )
             + "{%- endif -%}"
         )
     lines = [

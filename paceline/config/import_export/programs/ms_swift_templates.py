@@ -207,13 +207,13 @@ def differences(formats: JsonObject) -> list[str]:
 
 def _question(formats: JsonObject, writing: Writing, trimmed: str) -> list[str]:
     """Return the Jinja of a question: consecutive user turns, and the answer's header."""
-    prompt = _put(_asked(formats, formats.get("prompt")))
+    prompt = _put(_question_text(formats, formats.get("prompt")))
     if system_prompt := formats.get("system_prompt"):
         # without a system text ms-swift leaves its marker there
         last = f"{{%- set system = system or '{{{{SYSTEM}}}}' -%}}{_put(_written(system_prompt))}"
         prompt = f"{{%- if ns.last <= loop.index0 -%}}{last}{{%- else -%}}{prompt}{{%- endif -%}}"
     if "bare header" in as_list(formats.get("does")) and not _opening(formats, writing):
-        bare = _put(_asked(formats, _without_line(formats.get("prompt"))))
+        bare = _put(_question_text(formats, _without_line(formats.get("prompt"))))
         opens = "{%- if add_generation_prompt and ns.last == loop.index0 -%}"
         prompt = f"{opens}{bare}{{%- else -%}}{prompt}{{%- endif -%}}"
     return [
@@ -236,7 +236,7 @@ def _shared_end(formats: JsonObject) -> str:
     )
 
 
-def _asked(formats: JsonObject, prompt: Json) -> str:
+def _question_text(formats: JsonObject, prompt: Json) -> str:
     """Return a question's expression; the answer before it may have written its first token."""
     shared, text = _shared_end(formats), _text_of(prompt)
     if not shared:
