@@ -15,7 +15,7 @@ from paceline.config.schema import Config
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import ConfigError, DataError
+from paceline.core.errors import DataError
 from paceline.core.files import read_text
 from paceline.core.json_types import JsonObject, as_object
 from paceline.data.images.table import ImageBlock
@@ -32,7 +32,7 @@ from paceline.data.tokenizer.special_texts import SpecialTexts, inner_texts, spe
 from paceline.evaluation import codes
 from paceline.evaluation.pictures import sees_rows, stored_options
 from paceline.evaluation.processes.job import EvaluationJob
-from paceline.evaluation.processes.work_folder import ANSWERS, COPIES, WorkSettings
+from paceline.evaluation.processes.work_folder import ANSWERS, WorkSettings
 
 
 @dataclass
@@ -155,15 +155,8 @@ def settings_of(
         job.samples,
         job.seed,
         job.strategy,
-        _of_pictures(job, config) if any(f.pictures is not None for f in files.values()) else None,
+        stored_options(config) if any(f.pictures is not None for f in files.values()) else None,
     )
-
-
-def _of_pictures(job: EvaluationJob, config: Config) -> JsonObject:
-    if job.strategy != COPIES:
-        message = "rows with images are computed by copies of the model"
-        raise ConfigError(codes.EVALUATION_JOB(message, "--strategy", job.strategy, f"--strategy {COPIES}"))
-    return stored_options(config)
 
 
 def _check_room(folder: Path, rows: FileRows) -> None:

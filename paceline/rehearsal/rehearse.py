@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,7 +134,7 @@ def rehearse(
         f"{config}: {plan.strategy} on {plan.world_size} rank{'s' * (plan.world_size > 1)}",
         time.monotonic() - began,
         tuple(lines),
-        tuple(summary(lines, run)),
+        (*summary(lines, run), *_left_out(loaded.config.training)),
         str(folder) if folder.exists() else "",
     )
 
@@ -144,6 +144,15 @@ def _ours(folder: Path) -> bool:
     if not folder.exists():
         return True
     return folder.is_dir() and all(entry.name == f"{RUN}.log" for entry in folder.iterdir())
+
+
+def _left_out(training: TrainingSection) -> Iterator[str]:
+    """Yield what the run would do and its rehearsal does not."""
+    trackers = [name for name in training.report_to if name != "none"]
+    if trackers:
+        yield f"not rehearsed: trackers ({', '.join(trackers)})"
+    if training.checkpoint_url:
+        yield f"not rehearsed: uploads to {training.checkpoint_url}"
 
 
 def _real_run(plan: Plan, training: TrainingSection, first: Attempt, folder: Path) -> RealRun:

@@ -62,6 +62,7 @@ def checked_job(
     config, section = loaded.config, loaded.config.launch
     problems = [
         *_variables(section.env, section.secrets),
+        *_range_of_nodes(section, request.scheduler),
         *_start_problems(loaded, here=request.scheduler in SHARES_DISK),
     ]
     gpus = gpus_per_node(config, environ)
@@ -76,6 +77,8 @@ def checked_job(
         problems += error.diagnostics
     if problems:
         raise ConfigError(*problems)
+    if request.scheduler not in SHARES_DISK:
+        notes += _local_paths(config, request.folder)
     return job_of(config, request, gpus, _time_limit(forecast)), notes
 
 
@@ -178,6 +181,32 @@ def _start_problems(loaded: Loaded, *, here: bool) -> list[Diagnostic]:
     except PacelineError as error:
         findings += error.diagnostics
     return findings
+
+
+def _local_paths(config: Config, folder: Path) -> list[Diagnostic]:
+    """Return warnings about files that are on this machine, and in no mount of the job."""
+    data, model = config.data, config.model
+    named = [("model.name_or_path", model.name_or_path), ("model.tokenizer", model.tokenizer)]
+    for key, sets in (("data.train", data.train), ("data.eval", data.eval)):
+        named += [(key, path) for path in (one.path for one in sets or ())]
+    named.append(("data.media_dir", data.media_dir))
+    targets = [mount.split(":")[1] for mount in config.launch.mounts if ":" in mount]
+    findings = []
+    for key, name in named:
+        path = folder / Path(name or "/nowhere").expanduser()
+        if path.exists() and not any(path.is_relative_to(target) for target in targets):
+            findings.append(codes.SCHEDULERS_LOCAL_PATH(key, str(name), folder=path.parent))
+    return findings
+
+
+def _range_of_nodes(section: LaunchSection, scheduler: str) -> list[Diagnostic]:
+    """Return why a job cannot have the numbers of nodes of ``launch.nodes``."""
+    least, most = section.range_of_nodes
+    if least == most:
+        return []
+    found, reason = str(section.nodes), "it starts and ends the nodes of a job together"
+    hint = f"--nodes {most} in its place: after a failure the job starts again on {most} nodes"
+    return [codes.SCHEDULERS_VALUE("launch.nodes", found, scheduler=scheduler, reason=reason, hint=hint)]
 
 
 def _variables(env: Mapping[str, Json] | None, secrets: Mapping[str, Json] | None) -> list[Diagnostic]:

@@ -134,6 +134,17 @@ class _SCHEDULERS_LOST(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _SCHEDULERS_LOCAL_PATH(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        folder: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _SCHEDULERS_TASK(CodeName):
     def __call__(
         self,
@@ -219,6 +230,7 @@ SCHEDULERS_PROGRAM: _SCHEDULERS_PROGRAM
 SCHEDULERS_REFUSED: _SCHEDULERS_REFUSED
 SCHEDULERS_OUTSIDE: _SCHEDULERS_OUTSIDE
 SCHEDULERS_LOST: _SCHEDULERS_LOST
+SCHEDULERS_LOCAL_PATH: _SCHEDULERS_LOCAL_PATH
 SCHEDULERS_TASK: _SCHEDULERS_TASK
 SCHEDULERS_PLACEMENT: _SCHEDULERS_PLACEMENT
 SCHEDULERS_UNKNOWN: _SCHEDULERS_UNKNOWN

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from support import Run, run_process, write_rows, write_tokenizer
+from vision_models import write_vision_folder
 
 from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.evaluation.answers_file import generate_rows
@@ -20,6 +22,8 @@ from paceline.evaluation.scores.model_scores import measure
 from paceline.launch.run_secret import FILE
 
 pytestmark = [pytest.mark.integration]
+ANSWER = {"role": "assistant", "content": "red apple"}
+IMAGES = ["0.png", "1.png"]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,31 @@ def test_a_shared_model_answers_and_scores_as_one_process(place: Path, strategy:
     assert {k: v for k, v in alone.items() if k not in ("loss", "perplexity")} == {
         k: v for k, v in shared.items() if k not in ("loss", "perplexity")
     }
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("tp", marks=pytest.mark.full), "fsdp"])
+def test_a_shared_model_sees_pictures_as_one_process_does(strategy: str, tmp_path: Path) -> None:
+    """Rows with a picture, with two and with none; a whole model with its tower."""
+    write_vision_folder(tmp_path / "model", "gemma3")
+    for n in range(2):
+        Image.effect_noise((40 + 8 * n, 56), 80).convert("RGB").save(tmp_path / f"{n}.png")
+    rows = [
+        {
+            "messages": [{"role": "user", "content": "<image>" * count + "what is it"}, ANSWER],
+            "images": IMAGES[:count],
+        }
+        for count in (1, 2, 0)
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    found = {}
+    for way, nproc in (("copies", 1), (strategy, 2)):
+        to = tmp_path / f"{way}.jsonl"
+        generate_rows(job(tmp_path, way, str(to), nproc), [], lambda *_: None)
+        one = job(tmp_path, way, nproc=nproc)
+        found[way] = (measure(checked(one, [])[0], one, [], lambda *_: None), to.read_text())
+    (alone, answers), (shared, others) = found.values()
+    assert others == answers and len(answers.splitlines()) == 6
+    assert shared["loss"] == pytest.approx(alone["loss"], rel=2e-6)
 
 
 @pytest.mark.parametrize("other", ["b" * 32, pytest.param("", marks=pytest.mark.slow)], ids=["wrong", "none"])

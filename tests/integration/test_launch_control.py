@@ -84,13 +84,14 @@ def test_a_launch_names_everything_that_is_wrong_and_writes_nothing(
     tiny: Tiny, paceline: Paceline, tmp_path: Path
 ) -> None:
     config = tiny(use_cpu=True, resume_from_checkpoint="/another/checkpoint")
-    config["launch"] = {"env": {"1A": "x"}}
+    config["launch"] = {"env": {"1A": "x"}, "nodes": "1:2"}
     refused = paceline(
         "launch", str(write_yaml(tmp_path / "c.yaml", config)), "--on", "slurm", "--nodes", "2"
     )
     assert refused.code == 2
     for code in ("schedulers.variable", "schedulers.resume"):
         assert f"error[{code}]" in refused.err, refused.err
+    assert "launch.nodes" in refused.err and "--nodes 2 in its place" in refused.err
     config["launch"] = {"env": {"WANDB_API_KEY": "0123456789abcdef"}}
     secret = paceline("launch", str(write_yaml(tmp_path / "c.yaml", config)), "--on", "slurm", "--nodes", "2")
     assert secret.code == 2 and "0123456789abcdef" not in secret.err + secret.out

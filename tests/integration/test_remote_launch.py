@@ -32,6 +32,7 @@ def test_a_job_is_written_and_its_command_is_printed(
     done = paceline("launch", str(file), "--on", system, "--nodes", "2", "--nproc", "1", "--out", "job")
     assert done.code == 0, done.err
     assert PROGRAMS[system] in done.out
+    assert "warning[schedulers.local_path] data.train" in done.err, "rows of this machine, in no mount"
     folder = tmp_path / "job"
     written = [
         Path(line.removeprefix("wrote ")) for line in done.err.splitlines() if line.startswith("wrote ")

@@ -76,10 +76,11 @@ def compute(work: WorkFolder, rank: int, world_size: int, report: Report = lambd
 
         world = open_world(device.type)
         dtype = getattr(torch, settings.dtype)
-        hf, tokenizer = shared_model(Path(settings.model), settings.strategy, dtype, world)
-        compute_batches(
-            work, RowComputer(hf, tokenizer, settings, world.any), rank, world_size, report, world
-        )
+        vision = settings.images is not None
+        hf, tokenizer = shared_model(Path(settings.model), settings.strategy, dtype, world, vision=vision)
+        pictured = whole_rows(hf, settings, work) if vision else None
+        computer = RowComputer(hf, tokenizer, settings, world.any, pictured)
+        compute_batches(work, computer, rank, world_size, report, world)
         world.close(ok=True)
         return
     hf, tokenizer = load_model(Path(settings.model))

@@ -43,7 +43,8 @@ def compute_on_ranks(work: WorkFolder, world_size: int, report: Report) -> None:
         return
     settings = work.settings()
     if meets := settings.strategy != COPIES:
-        check_shareable(Path(settings.model), settings.strategy, world_size)
+        vision = settings.images is not None
+        check_shareable(Path(settings.model), settings.strategy, world_size, vision=vision)
     failed = run_ranks("paceline.evaluation.processes.rank", [str(work.folder)], world_size, meets=meets)
     if failed is not None:
         raise failure(*failed, world_size)

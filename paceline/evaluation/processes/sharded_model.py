@@ -43,15 +43,15 @@ def open_world(device: str) -> World:
     return World.open(RankEnv.from_environ(environ), device=device, secret=read_secret(environ))
 
 
-def check_shareable(folder: Path, strategy: str, world_size: int) -> None:
+def check_shareable(folder: Path, strategy: str, world_size: int, *, vision: bool = False) -> None:
     """Raise ConfigError for a Hugging Face folder whose model cannot be shared by ``world_size``
-    processes."""
+    processes. ``vision``: with its tower."""
     if (folder / "adapter_config.json").is_file():
         message = "an adapter lies beside this model: processes that share it would leave it out"
         remedy = "merge it into the model (merge_and_unload of peft), or --strategy copies"
         raise ConfigError(codes.EVALUATION_JOB(message, "--strategy", str(folder), remedy))
     try:
-        factory = _factory(folder, torch.float32)
+        factory = _factory(folder, torch.float32, vision)
         if not writes_text(factory.hf_config):
             raise ConfigError(
                 codes.EVALUATION_JOB(
@@ -74,13 +74,16 @@ def check_shareable(folder: Path, strategy: str, world_size: int) -> None:
         raise ConfigError(*findings) from error
 
 
-def _factory(folder: Path, dtype: torch.dtype) -> HFModelFactory:
+def _factory(folder: Path, dtype: torch.dtype, vision: bool) -> HFModelFactory:
     return HFModelFactory(
         ModelSection(name_or_path=str(folder)),
         Role.POLICY,
         compute_dtype=dtype,
         master_dtype=dtype,
         frozen=True,
+        # Rows with pictures go through the class's own forward, which gives masks and not documents
+        attention="sdpa" if vision else "auto",
+        vision=vision,
     )
 
 
@@ -90,13 +93,15 @@ def _options(strategy: str) -> BuildOptions:
 
 @torch.no_grad()
 def shared_model(
-    folder: Path, strategy: str, dtype: torch.dtype, world: World
+    folder: Path, strategy: str, dtype: torch.dtype, world: World, *, vision: bool = False
 ) -> tuple[HFModel, PreTrainedTokenizerBase]:
-    """Return (model, tokenizer) of a Hugging Face folder; this process holds its part. Collective."""
+    """Return (model, tokenizer) of a Hugging Face folder; this process holds its part. ``vision``: with its
+    tower. Collective.
+    """
     from transformers import AutoTokenizer
 
     tp = strategy == "tp"
-    root, source = build_on_meta(_factory(folder, dtype), _options(strategy), world)
+    root, source = build_on_meta(_factory(folder, dtype, vision), _options(strategy), world)
     root.requires_grad_(False).eval()
     units = None
     if tp:

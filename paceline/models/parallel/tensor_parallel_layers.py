@@ -12,6 +12,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
+from types import MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from torch import Tensor, nn
@@ -173,6 +175,7 @@ def with_local_children(
     """
     forward = vars(module).get("forward") or own_forward(module)
 
+    @wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             for child in children:
@@ -188,6 +191,7 @@ def local_image_features(trunk: PreTrainedModel, tensors: TensorParallelGroup) -
     """
     compute = cast("Callable[..., ImageFeatures]", trunk.get_image_features)
 
+    @wraps(compute)
     def run(**inputs: Tensor) -> ImageFeatures:
         with local_parameters(trunk, tensors.group):
             return compute(**inputs)
@@ -237,6 +241,7 @@ def own_forward(module: nn.Module) -> Forward:
     class later.
     """
 
+    @wraps(MethodType(type(module).forward, module))  # Transformers reads which arguments a model takes
     def run(*args: Any, **kwargs: Any) -> Any:
         return type(module).forward(module, *args, **kwargs)
 

@@ -46,6 +46,12 @@ if code == "asked":  # by `paceline stop`, before a step that can be saved
     code = 143
 sys.exit(code)
 """
+#: Pauses between restarts are written down, and take no time.
+_SLEEP = """#!/bin/sh
+case "$1" in 2|4|8) ;; *) exec /bin/sleep "$@" ;; esac
+echo "$1" >> {pauses}
+[ ! -e {asked} ] || touch {request}
+"""
 _SSH = """#!/bin/sh
 while [ "$1" != -- ]; do shift; done
 shift 2
@@ -67,7 +73,12 @@ def started(of: ClusterJob, rendering: Any, shell: str = "sh") -> subprocess.Pop
     programs = of.folder / "programs"
     programs.mkdir(exist_ok=True)
     (programs / "ssh").write_text(_SSH.format(shell=shell))
-    (programs / "ssh").chmod(stat.S_IRWXU)
+    pauses, asked = of.folder / "pauses", of.folder / "stop-in-pause"
+    (programs / "sleep").write_text(
+        _SLEEP.format(pauses=pauses, asked=asked, request=f"{of.run}/stop-request.json")
+    )
+    for name in ("ssh", "sleep"):
+        (programs / name).chmod(stat.S_IRWXU)
     env = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(of.folder)}
     ((script,),) = rendering.submit
     return subprocess.Popen([script], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -161,6 +172,20 @@ def test_a_local_job_starts_again_after_failures_and_never_after_a_refusal(tmp_p
         of = prepared(folder, {"0": [*codes]}, nodes=1)
         code, out = answer(of, local_job(of))
         assert (code, len(calls(folder))) == (expected, starts), (name, out)
+        pauses = folder / "pauses"
+        waited = pauses.read_text().split() if pauses.exists() else []
+        assert waited == ["2", "4"][: max(0, starts - 2)], (
+            "a cause that stays does not start it at once again"
+        )
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_stop_while_a_job_waits_for_its_restart_is_final(tmp_path: Path, nodes: int) -> None:
+    of = prepared(tmp_path, {"0": [1, 137, 0], "1": [1, 137, 0]}, nodes=nodes)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "stop-in-pause").touch()
+    code, out = answer(of, (local_job if nodes == 1 else ssh_job)(of))
+    assert (code, len(calls(tmp_path))) == (137, 2), out
 
 
 def test_a_deliberate_stop_is_final_whatever_the_code(tmp_path: Path) -> None:
@@ -242,8 +267,9 @@ def test_a_file_of_hosts_that_does_not_fit_is_refused(tmp_path: Path, text: str,
     of = prepared(tmp_path, {}, nproc=8)
     (tmp_path / "hosts").write_text(text)
     for scheduler in (ssh_job, mpi_job):
-        with pytest.raises(ConfigError, match=where):
+        with pytest.raises(ConfigError, match=where) as refused:
             scheduler(of)
+        assert all(finding.hint for finding in refused.value.diagnostics), "each says what to write instead"
 
 
 def test_hosts_are_read_as_deepspeed_reads_them(tmp_path: Path) -> None:
