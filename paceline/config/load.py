@@ -32,7 +32,8 @@ from paceline.config.yaml_text.scalars import resolve_plain
 from paceline.config.yaml_text.tree import Node, parse_yaml
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, as_object
+from paceline.core.rundir import RunDir
 
 _PREFIX = "PACELINE_"
 Rules = Callable[[Config, Mapping[str, Source]], Sequence[Diagnostic]]
@@ -110,6 +111,8 @@ def load_config(
         config = config.model_copy(update={"training": training})
     problems += misfits
     provenance = _provenance(merged, config)
+    if path and _is_of_run(Path(path)):
+        provenance = _without_defaults(provenance, config)
     # Before the rules run: they would refuse what is switched off here
     config, code_notes = without_code(config, provenance)
     problems += rules(config, provenance) if rules else ()
@@ -367,6 +370,27 @@ def _provenance(merged: Merged, config: Config) -> dict[str, Source]:
     for path, entry in winners.items():
         sources.setdefault(path, entry.source)
     return {**merged.inner, **sources}
+
+
+def _is_of_run(path: Path) -> bool:
+    """Whether the file is the effective config that a run has written: it holds every key."""
+    run = RunDir.at(path.parent)
+    return run.config_json == path.absolute() and run.plan_json.is_file()
+
+
+def _without_defaults(provenance: Mapping[str, Source], config: Config) -> dict[str, Source]:
+    """Return the sources; keys of a run's own file whose values are the defaults count as not written."""
+    values, sources, known = config.to_json(), dict(provenance), fields()
+    for path, source in provenance.items():
+        section, name = values, path
+        while "." in name:
+            first, _, name = name.partition(".")
+            section = as_object(section.get(first))
+        default = known[path].get_default(call_default_factory=True) if path in known and section else None
+        usual = section.get(name) == (list(default) if isinstance(default, tuple) else default)
+        if source.layer == YAML and usual:
+            sources[path] = Source(DEFAULTS)
+    return sources
 
 
 def _in_order(problems: Sequence[Diagnostic]) -> list[Diagnostic]:

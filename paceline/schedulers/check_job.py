@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -90,7 +91,7 @@ def job_of(config: Config, request: JobRequest, gpus: int, predicted: int | None
     found = request.import_path if ours else {}
     run = str(RunDir.at(config.run_directory()).root)
     return ClusterJob(
-        name=_slug(str(config.training.experiment_name or request.config.stem)),
+        name=_name(config, request.config.stem, run),
         program=request.program if ours else ("paceline",),
         config=request.config,
         overrides=request.overrides,
@@ -232,6 +233,17 @@ def _time_limit(forecast: Forecast | None) -> int | None:
     if not seconds:
         return None
     return -(-int(seconds * _MARGIN + _START_SECONDS) // _STEP_SECONDS) * _STEP_SECONDS
+
+
+def _name(config: Config, stem: str, run: str) -> str:
+    """Return the job's name; with an ``output_dir``, by which one file has several runs, a name of the run's
+    own: an object of Kubernetes by the same name would be changed, not added.
+    """
+    name = _slug(str(config.training.experiment_name or stem))
+    if not config.training.output_dir:
+        return name
+    digest = hashlib.blake2b(run.encode("utf-8", "surrogateescape"), digest_size=3).hexdigest()
+    return f"{name[: _NAME_LENGTH - 7].strip('-')}-{digest}"
 
 
 def _slug(text: str) -> str:

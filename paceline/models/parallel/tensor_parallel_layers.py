@@ -192,9 +192,9 @@ def local_image_features(trunk: PreTrainedModel, tensors: TensorParallelGroup) -
     compute = cast("Callable[..., ImageFeatures]", trunk.get_image_features)
 
     @wraps(compute)
-    def run(**inputs: Tensor) -> ImageFeatures:
+    def run(*args: Tensor, **inputs: Tensor) -> ImageFeatures:
         with local_parameters(trunk, tensors.group):
-            return compute(**inputs)
+            return compute(*args, **inputs)
 
     vars(trunk)["get_image_features"] = run
 
