@@ -22,10 +22,12 @@ from paceline.core.rundir import RunDir
 from paceline.watch.page.columns import LOST, Columns
 from paceline.watch.page.tail import LineTail
 
-VERSION = 1  # of the files in the cache
+VERSION = 2  # of the files in the cache
 MAX_STEP = 20_000_000  # a number beyond it would allocate peaks of 160 MB
 # other ranks' steps are a million: no JSON is parsed for two numbers
 _STEP = re.compile(rb'"kind":"step","step":(\d+)[^\n]*?"memory_bytes":(\d+)')
+#: what a rank's seconds go to, and all of them
+BANDS = ("data", "compute", "wait", "save", "evaluation", "seconds")
 _PLAIN = (
     "epoch",
     "loss",
@@ -64,6 +66,7 @@ class RunIndex:
         self.begun_time: float | None = None
         self.last_step = 0
         self.peaks = np.zeros(1024, np.float64)  # bytes by step, the maximum over ranks
+        self.bands: dict[str, dict[str, float]] = {}  # of each rank in this attempt, seconds by kind
         self._unsaved = 0
         self._looked = 0.0
 
@@ -130,6 +133,8 @@ class RunIndex:
             self._take_step(step, data)
         elif kind in ("eval", "samples", "answers", "checkpoint") and isinstance(step, int):
             self._take_report(str(kind), step, data, (begin, len(line)))
+        elif kind == "time_bands":
+            self._take_bands(0, data)
         elif kind == "finished":
             self.finished = {name: data.get(name) for name in ("outcome", "step", "seconds")}
         elif kind in ("notice", "error"):
@@ -143,6 +148,7 @@ class RunIndex:
             self.restarts.append(start)
         self.begun_time = begun if self.begun_time is None else self.begun_time
         self.started, self.finished = dict(data), {}
+        self.bands.pop("0", None)
         self.findings.begin(0)
         for table in (self.steps, self.evals, self.samples):
             if len(table):
@@ -190,6 +196,11 @@ class RunIndex:
         block = b"\n".join(lines)
         if b'"kind":"run_started"' in block:
             self.findings.begin(rank)
+            self.bands.pop(str(rank), None)
+        if b'"kind":"time_bands"' in block:
+            for line in lines[_last_start(lines) :]:
+                if b'"kind":"time_bands"' in line:
+                    self._take_bands(rank, _object(line))
         if b'"kind":"error"' in block:
             for line in lines:
                 if b'"kind":"error"' in line:
@@ -197,6 +208,12 @@ class RunIndex:
                     self.findings.add("error", data, _number(data.get("time")) or 0.0, self.last_step)
         for match in _STEP.finditer(block):
             self._peak(int(match[1]), int(match[2]))
+
+    def _take_bands(self, rank: int, data: Mapping[str, Any]) -> None:
+        total = self.bands.setdefault(str(rank), dict.fromkeys(BANDS, 0.0))
+        for name in BANDS:
+            value = _number(data.get(name))
+            total[name] += value if value is not None and 0 <= value < math.inf else 0.0
 
     def _peak(self, step: int, memory: int) -> None:
         if not 0 < step <= MAX_STEP:
@@ -261,7 +278,12 @@ class RunIndex:
             self._restart()
 
 
-_KEPT = ("started", "finished", "restarts", "seconds", "last_time", "begun_time", "last_step")
+_KEPT = ("started", "finished", "restarts", "bands", "seconds", "last_time", "begun_time", "last_step")
+
+
+def _last_start(lines: list[bytes]) -> int:
+    """Return the number of the last line that begins an attempt, 0 if none does."""
+    return max((n for n, line in enumerate(lines) if b'"kind":"run_started"' in line), default=0)
 
 
 _DECODER = json.JSONDecoder(parse_constant=str)  # NaN and infinities as texts, which ``_number`` reads

@@ -9,7 +9,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -36,7 +36,7 @@ from paceline.watch.page.glance import (
     run_id,
     state_of_run,
 )
-from paceline.watch.page.index import RunIndex, texts_of
+from paceline.watch.page.index import BANDS, RunIndex, texts_of
 
 RECENT = 50  # steps whose medians are the present speed
 _BEATS_SECONDS = 2.0  # between two readings of all ranks' heartbeats: as often as they are written
@@ -125,6 +125,7 @@ class RunView:
                 "num_samples": len(index.samples),
                 "num_checkpoints": len(index.checkpoints),
                 "last_checkpoint": max(index.checkpoints, default=None),
+                "bands": mean_bands(index.bands),
                 "result": {k: v for k, v in result.items() if k != "diagnostics"},
                 "ranks": self._ranks(plan, each or 0.0),
                 **described(plan),
@@ -368,3 +369,8 @@ class Runs:
 
 def _float(value: Json) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def mean_bands(bands: Mapping[str, Mapping[str, float]]) -> JsonObject:
+    """Return the ranks' mean seconds by kind in this attempt; empty before the first are written."""
+    return {name: sum(rank[name] for rank in bands.values()) / len(bands) for name in BANDS} if bands else {}

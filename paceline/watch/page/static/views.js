@@ -68,16 +68,16 @@ function tiles(s, loss = null) {
     tile(t("processes"), whole(s.ranks.count), s.live ? alive : ""));
 }
 
-// What the whole run's time went to, from result.json: nothing before the run has ended
+// What the whole run's time went to, from result.json; before an orderly end, what the ranks have written so far
 function timeUse(s) {
-  const use = s.result.effective_time || {}, bands = s.result.time_bands || {};
-  if (!use.seconds) return "";
+  const use = s.result.effective_time || {}, bands = s.result.time_bands || s.bands || {};
   const kinds = ["useful", "startup", "data", "save", "evaluation", "lost", "skipped", "idle", "other"].filter((kind) => use[`${kind}_seconds`] > 0);
   const rows = kinds.map((kind) => el("tr", {}, el("td", {}, t(`use_${kind}`)), el("td.num", {}, duration(use[`${kind}_seconds`])), el("td.num", {}, percent(use[`${kind}_seconds`] / use.seconds))));
   const listed = (value) => Array.isArray(value) ? value : [];
   const losses = listed(use.losses).map((loss) => el("li", {}, t("use_loss", whole(loss.step), whole(loss.back_to), loss.cause)));
   const late = listed(bands.stragglers).map((rank) => el("li", {}, t("use_straggler", rank.rank, number(rank.percent))));
   const waits = bands.seconds ? el("li", {}, t("use_bands", percent(bands.compute / bands.seconds), percent(bands.wait / bands.seconds), percent(bands.data / bands.seconds))) : "";
+  if (!use.seconds) return waits ? el("section.card", {}, el("h2", {}, t("use_so_far")), el("ul", {}, waits)) : "";
   return el("section.card.scroll", {}, el("h2", {}, t("use", percent(use.share))), table(["part", "time", "share"], rows, [1, 2]), el("ul", {}, waits, late, losses));
 }
 
