@@ -71,7 +71,8 @@ def test_a_shared_model_answers_and_scores_as_one_process(place: Path, strategy:
     }
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("tp", marks=pytest.mark.full), "fsdp"])
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["tp", "fsdp"])
 def test_a_shared_model_sees_pictures_as_one_process_does(strategy: str, tmp_path: Path) -> None:
     """Rows with a picture, with two and with none; a whole model with its tower."""
     write_vision_folder(tmp_path / "model", "gemma3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import stat
 import subprocess
@@ -16,7 +17,8 @@ from typing import Any
 import machines_apart
 import pytest
 from machines_apart import MachinesApart
-from support import Run, run_process, write_yaml
+from ruamel.yaml import YAML
+from support import ROOT, Run, run_process, write_yaml
 from test_train import steps_of
 
 from paceline.core.rundir import RunDir
@@ -129,6 +131,40 @@ def test_a_site_is_written_once_from_what_slurm_tells(paceline: Paceline, tmp_pa
     assert launch["gpu"].startswith("H100")
     again = paceline("launch", str(site), "--init", env=env)
     assert again.code == 2 and "exists already" in again.err
+
+
+def test_a_person_at_a_terminal_is_asked_and_an_empty_answer_takes_the_suggestion(tmp_path: Path) -> None:
+    """On a terminal of its own (a pty), which echoes what is typed, as a shell's does."""
+    programs, site = tmp_path / "bin", tmp_path / "site.yaml"
+    programs.mkdir()
+    (programs / "sinfo").write_text("#!/bin/sh\necho 'cpu|(null)'\necho 'gpu*|gpu:h100:8(S:0-1)'\n")
+    (programs / "sinfo").chmod(stat.S_IRWXU)
+    argv = [sys.executable, "-m", "paceline.cli.main", "launch", str(site), "--init", "launch.account=lab"]
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        argv, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+    )
+    os.close(theirs)
+    seen = ""
+    # partition, quality of service, accelerators, their name, interface; the account was given
+    for question, typed in (
+        ("Partition (cpu, gpu) [gpu]", ""),
+        ("Quality of service", "night"),
+        ("Accelerators of a node; 0: none [8]", "4"),
+        ("Their name", ""),
+        ("Network interface", "ib7"),
+    ):
+        while question not in seen:
+            seen += os.read(ours, 4096).decode()
+        assert "Account" not in seen
+        os.write(ours, f"{typed}\n".encode())
+    assert process.wait(240) == 0, seen
+    os.close(ours)
+    launch = YAML(typ="safe").load(site)["launch"]
+    assert launch.pop("gpu").startswith("H100")
+    wanted = {"partition": "gpu", "account": "lab", "qos": "night", "gpus_per_node": 4, "interface": "ib7"}
+    assert launch == wanted
 
 
 @pytest.fixture(scope="module")
