@@ -149,5 +149,10 @@ def _where(root: Evidence, deaths: Sequence[Death], logs: Sequence[LogFacts]) ->
     own = [death for death in deaths if death.code not in _VICTIMS and death.rank is not None]
     if root.rank is None and len({death.rank for death in own}) == 1:
         return own[0].rank, root.node or own[0].node
+    if root.rank is None and root.cause.kind == "hardware":
+        # The kernel's line tells no rank; the one that then meets a fault of its device is the card's
+        met = {i.rank for facts in logs for i in facts.evidence if i.cause.kind == root.cause.kind} - {None}
+        if len(met) == 1:
+            return met.pop(), root.node
     node = next((d.node for d in own if d.rank == root.rank and d.node), "")
     return root.rank, root.node or node

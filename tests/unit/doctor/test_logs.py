@@ -70,6 +70,21 @@ def test_the_first_rank_is_named_where_lines_tell_it() -> None:
     assert found[False] <= 0.01 * found.total()
 
 
+@pytest.mark.parametrize(("ranks", "first"), [((5,), 5), ((5, 6), None), ((), None)])
+def test_a_line_of_the_kernel_is_of_the_one_rank_that_meets_a_fault_of_its_device(
+    ranks: tuple[int, ...], first: int | None
+) -> None:
+    """The driver's line has no rank; two ranks that fail after it may have either card."""
+    lines = [
+        "[rank0]: step 12 loss 2.1",
+        "node-7: NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, name=python, GPU has fallen off the bus.",
+        *(f"[rank{rank}]: RuntimeError: CUDA error: unspecified launch failure" for rank in ranks),
+        "[rank0]: torch.distributed.DistBackendError: NCCL error: remote process exited or network error",
+    ]
+    report = read("\n".join(lines))
+    assert (report.id, report.rank, report.node) == ("xid", first, "node-7")
+
+
 def test_nothing_is_found_in_sound_logs() -> None:
     for seed in range(150):
         log = made_logs.sound_log(seed)
