@@ -128,7 +128,7 @@ def export(
     config: ConfigFile,
     overrides: Overrides = None,
     to: Annotated[
-        str, typer.Option("--to", help="llamafactory, trl, axolotl, accelerate or deepspeed.")
+        str, typer.Option("--to", help="llamafactory, trl, axolotl, swift, accelerate or deepspeed.")
     ] = "trl",
     output: Annotated[
         Path | None,
