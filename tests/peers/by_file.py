@@ -250,9 +250,9 @@ def lost_keys(counted: list[Counted]) -> Counter[str]:
 
 
 _HEADS = (
-    "| program | files | whole | measured difference | named difference | not | kept | keys kept"
+    "| program | files | whole | measured difference | named difference | not | whole or measured | keys kept"
     " | lost in most files |",
-    "| 程序 | 文件 | 完整 | 有测量值的差别 | 有说明的差别 | 未保留 | 保留 | 保留的键 | 最常丢失 |",
+    "| 程序 | 文件 | 完整 | 有测量值的差别 | 有说明的差别 | 未保留 | 完整或有测量值 | 保留的键 | 最常丢失 |",
 )
 _APART = {
     COUNTS: ("", ""),
