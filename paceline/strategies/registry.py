@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _FINISH = "finish(self, handle, *, lr, max_grad_norm) clips by norm and steps"
 _RUNNER = "define your own WindowRunner and set it as the class attribute runner"
+_KNOWS_LIMIT = {"super", "finish", "limit"}  # names in the code of a ``finish``
 _REPLACED = {
     "grad_norm": _FINISH,
     "step": _FINISH,
@@ -56,3 +58,28 @@ def strategy_class(name: str) -> type[Strategy]:
             )
         )
     return cls
+
+
+def check_skips(cls: type[Strategy]) -> None:
+    """Raise ConfigError if a class of one's own, or its runner, makes steps and knows none that is left out.
+
+    A ``finish`` knows one if it calls Paceline's own or reads ``limit``. The runner asks again at a step.
+    """
+    name = _own_step(cls)
+    if name:
+        raise ConfigError(codes.STRATEGY_CANNOT_SKIP("training.on_spike", "skip", name=name))
+
+
+def _own_step(cls: type[Strategy]) -> str:
+    from paceline.strategies.window.runner import WindowRunner
+
+    runner = cls.runner or WindowRunner
+    if issubclass(runner, WindowRunner) and runner.train_window is not WindowRunner.train_window:
+        return runner.__qualname__
+    for base in cls.__mro__:
+        method = vars(base).get("finish")
+        if base.__module__.startswith("paceline.") or not isinstance(method, FunctionType):
+            continue
+        if not _KNOWS_LIMIT & set(method.__code__.co_names):
+            return cls.__qualname__
+    return ""

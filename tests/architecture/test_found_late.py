@@ -209,7 +209,6 @@ ASKED = {"sec.trust_remote_code": "unpinned"}
 # Could be known before the start, and is not yet: code → what it takes.
 TO_BE_MOVED: dict[str, str] = {
     "data.image_family data.image_package data.image_token": "a look at the processor with vision on",
-    "strategy.cannot_skip": "a look at the methods of a strategy or runner of one's own",
 }
 
 

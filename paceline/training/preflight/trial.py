@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from paceline.config.schema import Config
+from paceline.config.sections.training_steps import SKIP
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import Json, JsonObject
@@ -182,9 +183,11 @@ def _rewards(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
 
 
 def _strategy(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
-    from paceline.strategies.registry import strategy_class
+    from paceline.strategies.registry import check_skips, strategy_class
 
-    strategy_class(config.training.distributed_strategy)
+    cls = strategy_class(config.training.distributed_strategy)
+    if config.training.on_spike == SKIP:
+        check_skips(cls)
     yield from ()
 
 

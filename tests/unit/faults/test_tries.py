@@ -157,6 +157,44 @@ def test_a_strategy_of_ones_own(mine: Job) -> None:
     assert not tried(mine, {"training.distributed_strategy": "paceline.strategies.ddp:DDP"}, STRATEGY)
 
 
+STRATEGIES_OF_MINE = """
+from paceline.strategies.ddp import DDP
+from paceline.strategies.strategy import StepOutcome
+from paceline.strategies.window.runner import WindowRunner
+
+
+class StepsItself(DDP):
+    def finish(self, handle, *, lr, max_grad_norm):
+        handle.stepper.step()
+        return StepOutcome.of(self._grad_norm(handle), None, None)
+
+
+class StepsAsPaceline(DDP):
+    def finish(self, handle, *, lr, max_grad_norm):
+        return super().finish(handle, lr=lr / 2, max_grad_norm=max_grad_norm)
+
+
+class RunsItself(WindowRunner):
+    def train_window(self, *arguments, **options):
+        raise NotImplementedError
+
+
+class WithRunner(DDP):
+    runner = RunsItself
+"""
+
+
+def test_a_strategy_of_ones_own_that_cannot_leave_out_a_step(mine: Job) -> None:
+    """Not at its first step, on every rank."""
+    (mine.root / "my_strategies.py").write_text(STRATEGIES_OF_MINE)
+    wanted = {"StepsItself": {"strategy.cannot_skip"}, "WithRunner": {"strategy.cannot_skip"}}
+    for name in ("StepsItself", "WithRunner", "StepsAsPaceline"):
+        named = {"training.distributed_strategy": f"my_strategies:{name}"}
+        assert set(tried(mine, {**named, "training.on_spike": "skip"}, STRATEGY)) == wanted.get(name, set())
+        assert not tried(mine, named, STRATEGY)
+    sys.modules.pop("my_strategies", None)
+
+
 def test_a_callback_and_a_tracker_of_ones_own(mine: Job) -> None:
     for name, code in (("fine", None), ("NUMBER", "callback.not_one"), ("nobody", "core.target_attr")):
         found = tried(mine, {"training.callbacks": f"my_rewards:{name}"}, CALLBACKS)
