@@ -18,7 +18,7 @@ from pathlib import Path
 
 from planner_fit import DEFAULT, SWEEP, Coefficients, Sets, fit_fabric, fit_memory, fit_speed
 from planner_own import own_lines
-from planner_rows import Row, in_sweep, publisher, read, unusable, usable
+from planner_rows import Row, in_sweep, publisher, publisher_of, read, unusable, usable
 from planner_score import FITS, MARGIN, SHIPPED, shipped
 from planner_strata import (
     BARE,
@@ -32,6 +32,7 @@ from planner_strata import (
     banded,
     calibrated,
     cards,
+    counted_wrong,
     grouped,
     guesses_of_memory,
     guesses_of_speed,
@@ -138,9 +139,13 @@ def main(arguments: list[str]) -> int:
         Summary.of(calibrated(of_speed)).line("speed, after three of a publisher's runs", band=False),
         "",
     ]
-    lacking = Counter[str]()
+    lacking, lost = Counter[str](), (Counter[str](), Counter[str]())
     for path in paths:
-        lacking.update(unusable(Path(path)))
+        for (group, memory_told), count in unusable(Path(path)).items():
+            lacking[group] += count
+            lost[memory_told][publisher_of(group)] += count
+    body[-1:] = [counted_wrong(of_memory, lost[True], "memory, with rows that cannot be used, as wrong")]
+    body += [counted_wrong(of_speed, lost[False], "speed, with rows that cannot be used, as wrong"), ""]
     named = ", ".join(f"{group} {count}" for group, count in sorted(lacking.items()))
     body += [
         f"Measured rows that say too little to be predicted, and count as wrong: {sum(lacking.values())}",

@@ -51,6 +51,7 @@ PUBLISHERS = {
     "fms": "IBM",
     "megatron": "NVIDIA",
     "nemo": "NVIDIA",
+    "korthikanti": "NVIDIA",
     "internevo": "InternEvo",
     "litgpt": "litgpt",
     "qwen": "Qwen",
@@ -123,7 +124,7 @@ class Row:
 
 def publisher(row: Row) -> str:
     """Who published a row."""
-    return next(name for start, name in PUBLISHERS.items() if row.group.startswith(start))
+    return publisher_of(row.group)
 
 
 def in_sweep(row: Row) -> bool:
@@ -131,10 +132,16 @@ def in_sweep(row: Row) -> bool:
     return publisher(row) == PUBLISHERS["ultrascale"]
 
 
-def unusable(path: Path) -> dict[str, int]:
-    """How many measured rows of each group say too little to be predicted."""
+def unusable(path: Path) -> Counter[tuple[str, bool]]:
+    """How many measured rows of each group say too little to be predicted, by whether they tell memory."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return dict(Counter(row["group"] for row in lines if row["kind"] == "measured" and parse(row) is None))
+    lost = (row for row in lines if row["kind"] == "measured" and parse(row) is None)
+    return Counter((row["group"], bool(row.get("peak_mem"))) for row in lost)
+
+
+def publisher_of(group: str) -> str:
+    """Who published the rows of ``group``: itself where none of its rows can be used."""
+    return next((name for start, name in PUBLISHERS.items() if group.startswith(start)), group)
 
 
 def usable(rows: Iterable[Row]) -> list[str]:
@@ -174,7 +181,7 @@ def parse(row: dict[str, Any]) -> Row | None:
     ):
         return None
     micro = int(row.get("micro_batch") or 1)
-    measured = _memory(row), row.get("tokens_per_s_per_gpu")
+    measured = _memory(row), _speed(row)
     if row["kind"] == "measured" and measured == (None, None):
         return None
     group = str(row["group"])
@@ -297,6 +304,16 @@ def _storage(row: dict[str, Any], system: str, adapter: AdapterSize | None) -> S
     if "optim in bwd" in flags or "8bit adamw" in flags:  # its flags are cumulative
         storage = replace(storage, gradient=0.0)
     return storage
+
+
+def _speed(row: dict[str, Any]) -> float | None:
+    """Tokens a second a card, as printed, or from the seconds of a step of so many full rows."""
+    printed, seconds, sequences = (
+        row.get(k) for k in ("tokens_per_s_per_gpu", "step_time_s", "global_batch_seqs")
+    )
+    if printed or not (seconds and sequences and row.get("n_gpus")) or row.get("task") != "pretrain":
+        return printed
+    return float(sequences) * int(row["seq_len"]) / float(seconds) / int(row["n_gpus"])
 
 
 def _memory(row: dict[str, Any]) -> float | None:

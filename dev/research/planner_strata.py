@@ -5,7 +5,8 @@ same however many rows it has; and the sweep, one cluster with hundreds of rows 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner_fit import SPEED, Sets, predicted_memory, predicted_speed, weighted
@@ -162,6 +163,17 @@ def main_table(memory: Sequence[Guess], speed: Sequence[Guess]) -> list[str]:
         ("speed", speed),
     ]
     return [*HEADER, *(Summary.of(some).line(name) for name, some in parts)]
+
+
+def counted_wrong(guesses: Sequence[Guess], lost: Mapping[str, int], kind: str) -> str:
+    """A line of the errors in which ``lost`` rows, which cannot be predicted, are wrong by any measure."""
+    count = Counter(publisher(g.row) for g in guesses)
+    rows = count + Counter(lost)
+    sizes = [abs(g.error) for g in guesses] + [math.inf] * len(lost)
+    weight = [1 / rows[publisher(g.row)] for g in guesses] + [n / rows[name] for name, n in lost.items()]
+    figures = [weighted(sizes, weight, part) for part in (0.5, 0.9)]
+    texts = ["none" if math.isinf(figure) else f"{figure:.1%}" for figure in figures]
+    return f"| {kind} | {rows.total()} | {len(rows)} | {texts[0]} | {texts[1]} | | |"
 
 
 def grouped(guesses: Sequence[Guess], kind: str, key: Callable[[Row], str]) -> list[str]:

@@ -19,7 +19,7 @@ from paceline.cli.errors import print_diagnostics
 from paceline.cli.join import rehearsed
 from paceline.cli.options import Overrides
 from paceline.core.diagnostics import CodeName, Diagnostic, all_codes
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, ExitCode
 from paceline.core.package import PACKAGE_VERSION
 from paceline.core.plugins.tables import ALGORITHMS, load_attr
 from paceline.core.units import seconds_of
@@ -174,7 +174,7 @@ def plan(
 ) -> None:
     """Show what a training would do, how much memory it needs and how fast it will be, and why.
 
-    Starts nothing; only --simulate needs torch.
+    Starts nothing; only --simulate needs torch. Exit code 2 where nothing fits or keeps the limits.
     """
     if ledger:
         from paceline.launch.prediction_ledger import ledger_entry
@@ -228,6 +228,8 @@ def plan(
         from paceline.watch.forecast_plot import draw
 
         typer.echo(f"picture: {draw(forecast, picture)}", err=True)
+    if forecast is not None and not any(c.fits for c in (*forecast.rows, forecast.own) if c is not None):
+        raise typer.Exit(int(ExitCode.CONFIG))
 
 
 def _plan_config(
@@ -405,6 +407,8 @@ def _rent(
         from paceline.watch.rental_plot import draw
 
         typer.echo(f"picture: {draw(name, choices, picture)}", err=True)
+    if choices.best is None:
+        raise typer.Exit(int(ExitCode.CONFIG))
 
 
 def explain(code: Annotated[str | None, typer.Argument(metavar="CODE", help=_CODE)] = None) -> None:
