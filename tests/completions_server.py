@@ -38,7 +38,7 @@ class Served:
 
     def __init__(self, folder: str, dtype: torch.dtype, info: dict[str, Any] | None = None) -> None:
         self.lock, self.dtype, self.base, self.info = threading.Lock(), dtype, folder, info or {}
-        self.version = "default"
+        self.version, self.scale_out = "default", False
         self.adapters: dict[str, Any] = {}
         self.updating = False
         self.group: Any = None
@@ -72,6 +72,12 @@ class Served:
             self.adapters[name] = PeftModel.from_pretrained(base, folder).merge_and_unload().eval()
         self.loaded.append(folder)
         return f"Success: LoRA adapter '{name}' added successfully."
+
+    def unload_adapter(self, body: dict[str, Any]) -> str:
+        """Answer no requests for this name."""
+        if self.adapters.pop(body["lora_name"], None) is None:
+            raise Refused(404, f"The lora adapter '{body['lora_name']}' cannot be found.")
+        return f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
 
     # --- weight transfer's four phases, over Paceline's own engine
 
@@ -120,6 +126,16 @@ class Served:
             values = score_texts(hf, [tuple(prompt)], 1)[0].tolist()
         entries = [{str(t): {"logprob": v, "rank": 1}} for t, v in zip(prompt[1:], values, strict=True)]
         return {"choices": [{"index": 0, "prompt_logprobs": [None, *entries]}]}
+
+    def by_token(self, body: dict[str, Any]) -> dict[str, Any]:
+        """vLLM's answer to a request of ``/inference/v1/generate``."""
+        asked = {"model": body["model"], "prompt": body["token_ids"], **body["sampling_params"]}
+        (choice,) = self.complete(asked)["choices"]
+        tokens, values = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        content = [{"token_id": t, "logprob": v} for t, v in zip(tokens, values, strict=True)]
+        spans = [{"version": self.version, "start": 0, "end": len(tokens)}]
+        kept = {key: choice[key] for key in ("index", "finish_reason", "token_ids")}
+        return {"choices": [{**kept, "logprobs": {"content": content}, "weight_versions": spans}]}
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         """vLLM's answer to a completions request."""
@@ -172,13 +188,25 @@ def handler(served: Served, name: str = "policy") -> type[BaseHTTPRequestHandler
                 self.reply(200, self._answer(body))
             except Refused as refused:
                 status, words = refused.args
-                error = {"detail": words} if status == 404 else {"error": {"message": words, "code": status}}
+                error = (
+                    {"detail": words}
+                    if words == "Not Found"
+                    else {"error": {"message": words, "code": status}}
+                )
                 self.reply(status, error)
 
         def _answer(self, body: dict[str, Any]) -> Any:
             path = self.path
+            if body.get("model", name) not in (name, *served.adapters):
+                raise Refused(404, f"The model `{body['model']}` does not exist.")
             if path == "/v1/completions":
                 return served.complete(body)
+            if path == "/inference/v1/generate":
+                if not served.scale_out:
+                    raise Refused(403, "Scale-out endpoints are disabled.")
+                if "token_ids" not in body:
+                    raise Refused(400, "Field required")
+                return served.by_token(body)
             if path == "/reset_prefix_cache":
                 served.reset()
                 return {"success": True}
@@ -187,6 +215,8 @@ def handler(served: Served, name: str = "policy") -> type[BaseHTTPRequestHandler
                 return {"results": [None]}
             if served.info and path == "/v1/load_lora_adapter":
                 return served.load_adapter(body)
+            if served.info and path == "/v1/unload_lora_adapter":
+                return served.unload_adapter(body)
             if served.info and path == "/update_weight_version":
                 served.version = body["new_version"]
                 return {"success": True, "new_version": served.version}
@@ -205,7 +235,9 @@ def handler(served: Served, name: str = "policy") -> type[BaseHTTPRequestHandler
                 return {"message": "Weight update finished"}
             if path.partition("?")[0] in ("/sleep", "/wake_up"):
                 served.asleep = path.startswith("/sleep")
-                return {"status": "sleeping" if served.asleep else "awake"}
+                return (
+                    {"status": "sleeping", "level": 1} if served.asleep else {"status": "awake", "tags": None}
+                )
             raise Refused(404, "Not Found")
 
         def reply(self, status: int, found: Any) -> None:

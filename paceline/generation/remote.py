@@ -18,9 +18,11 @@ from paceline.generation.engine import Completion, Request, RolloutSampling
 
 _AGAIN = frozenset({429, 502, 503, 504})  # the server is busy or starting
 _PAUSE_SECONDS = 0.5
+_IDLE_SECONDS = 2.0  # vLLM closes a connection that was idle for 5: one that is used then is cut
 _KEY = "training.rollout.server"
 _NO_KEY = f"set {_KEY}.api_key_env to the environment variable that holds the key"
-_VERSION = "/weight_info"
+_VERSION, _MODELS = "/weight_info", "/v1/models"
+_COMPLETIONS, _GENERATE = "/v1/completions", "/inference/v1/generate"
 _REMEDIES = {  # by HTTP status
     401: _NO_KEY,
     403: _NO_KEY,
@@ -51,20 +53,29 @@ class Server:
     def __post_init__(self) -> None:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         # As many as there are requests at a time: ``together`` bounds them
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        limits = httpx.Limits(
+            max_connections=None, max_keepalive_connections=64, keepalive_expiry=_IDLE_SECONDS
+        )
         # No proxy of the environment: the server is one of the cluster's own
         self._client = httpx.Client(base_url=self.url, headers=headers, limits=limits, trust_env=False)
 
     def model(self) -> str:
         """Return the name of the served model, adapters aside. Raises if there are several."""
-        served = self.request("GET", "/v1/models").get("data")
-        models = [m for m in served if isinstance(m, dict)] if isinstance(served, list) else []
-        names = [m["id"] for m in models if "id" in m and not m.get("parent")]
+        served = self._served()
+        names = [name for name, parent in served.items() if not parent]
         if len(names) != 1:
-            raise self.wrong(
-                "/v1/models", f"models: {', '.join(map(str, names)) or 'none'}", f"{_KEY}.model: NAME"
-            )
-        return str(names[0])
+            raise self.wrong(_MODELS, f"models: {', '.join(names) or 'none'}", f"{_KEY}.model: NAME")
+        return names[0]
+
+    def has(self, name: str) -> bool:
+        """Whether the server has this model or adapter."""
+        return name in self._served()
+
+    def _served(self) -> dict[str, str]:
+        """Return what is served, and of adapters their model."""
+        served = self.request("GET", _MODELS).get("data")
+        models = [m for m in served if isinstance(m, dict)] if isinstance(served, list) else []
+        return {str(m["id"]): str(m.get("parent") or "") for m in models if "id" in m}
 
     def request(
         self, method: str, path: str, body: Mapping[str, Json] | None = None, seconds: float | None = None
@@ -89,6 +100,17 @@ class Server:
     def post_once(self, path: str, body: Mapping[str, Json], seconds: float) -> None:
         """POST what must not be sent twice: a connection that fails is not tried again."""
         self._exchange("POST", path, body, seconds, again=False)
+
+    def takes(self, path: str) -> bool:
+        """Whether the server takes requests at ``path``: it then refuses an empty one as invalid.
+
+        vLLM answers 403 where the path is switched off.
+        """
+        try:
+            response = self._client.post(path, json={}, timeout=self.timeout)
+        except httpx.TransportError:
+            return False
+        return response.status_code in (400, 422)
 
     def offered(self, path: str, **parameters: str) -> JsonObject:
         """Return the JSON object at ``path``; {} where the server has none."""
@@ -177,7 +199,8 @@ class ServerEngine:
 
     The log-probabilities are the server's: those of the distribution it sampled from. Token ids beyond
     ``vocab_size`` are refused. ``adapter``: what is asked in place of ``model``, if it is loaded.
-    ``version``: of the weights that the server must have; none where it keeps none.
+    ``version``: of the weights that the server must have; none where it keeps none. ``tells_version``: each
+    answer says by the token which weights wrote it (vLLM's ``--enable-scale-out``).
     """
 
     server: Server
@@ -187,20 +210,29 @@ class ServerEngine:
     together: int = 64
     adapter: str = ""
     version: str = ""
+    tells_version: bool = False
 
     def find_model(self) -> None:
-        """Ask the server for its model's name, if unknown. Raises PacelineError."""
+        """Ask the server for its model's name, if unknown, and how it answers. Raises PacelineError."""
         self.model = self.model or self.server.model()
+        if self.adapter and not self.server.has(self.adapter):
+            self.adapter = ""  # it was started anew
+        self.tells_version = self.server.takes(_GENERATE)
 
-    def take(self, model: str, adapter: str, version: str) -> None:
+    def take(self, model: str, adapter: str, version: str, tells_version: bool) -> None:
         """Take over what another rank knows of the server."""
         self.model, self.adapter, self.version = model, adapter, version
+        self.tells_version = tells_version
 
     def load_adapter(self, name: str, folder: str, seconds: float) -> None:
-        """Have the server load the adapter in ``folder``, and ask for its answers from now on."""
+        """Have the server load the adapter in ``folder``, and ask for its answers from now on.
+
+        Not in place: vLLM 0.32 would read the folder again for each step, and end if it is gone.
+        """
+        if self.server.has(name):
+            self.server.post("/v1/unload_lora_adapter", {"lora_name": name}, seconds)
         # from a new path each time: cached prefixes are kept by it
-        body: JsonObject = {"lora_name": name, "lora_path": folder, "load_inplace": True}
-        self.server.post("/v1/load_lora_adapter", body, seconds)
+        self.server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder}, seconds)
         self.adapter = name
 
     def stamp(self, version: str) -> None:
@@ -210,11 +242,17 @@ class ServerEngine:
             self.version = version
 
     def check_version(self) -> None:
-        """Raise PacelineError ``rollout.server_version`` if the server's weights are others by now."""
-        now = self.server.request("GET", _VERSION).get("weight_version") if self.version else ""
+        """Raise PacelineError ``rollout.server_version`` if the server's weights are others by now, where its
+        answers do not say so.
+        """
+        asks = self.version and not self.tells_version
+        now = self.server.request("GET", _VERSION).get("weight_version") if asks else self.version
         if now != self.version:
-            words = f"{self.server.url}: version {now}, sent {self.version}"
-            raise PacelineError(codes.ROLLOUT_SERVER_VERSION(f"{_KEY}.url", words))
+            raise self._other_version(f"version {now}")
+
+    def _other_version(self, found: str) -> PacelineError:
+        words = f"{self.server.url}: {found}, sent {self.version}"
+        return PacelineError(codes.ROLLOUT_SERVER_VERSION(f"{_KEY}.url", words))
 
     def answer(self, request: Request, sampling: RolloutSampling) -> Completion:
         """Return the completion of one request. Raises PacelineError ``rollout.server_*``."""
@@ -223,8 +261,11 @@ class ServerEngine:
         return self._complete(request, sampling)
 
     def score(self, tokens: Sequence[int]) -> list[float]:
-        """Return log p(token | those before it) of each but the first, at temperature 1."""
-        path = "/v1/completions"
+        """Return log p(token | those before it) of each but the first, at temperature 1.
+
+        Nothing else may be in flight: vLLM 0.32 with ``--enable-lora`` ends on this one beside another.
+        """
+        path = _COMPLETIONS
         body: JsonObject = {
             "model": self.adapter or self.model,
             "prompt": list(tokens),
@@ -248,9 +289,7 @@ class ServerEngine:
         return values
 
     def _complete(self, request: Request, sampling: RolloutSampling) -> Completion:
-        body: JsonObject = {
-            "model": self.adapter or self.model,
-            "prompt": list(request.prompt),
+        common: JsonObject = {
             "max_tokens": request.max_tokens,
             "seed": request.stream,
             "temperature": sampling.temperature,
@@ -264,24 +303,39 @@ class ServerEngine:
             # The answer ends at ``stop_token_ids`` alone, as the local engine's does
             "ignore_eos": True,
             "skip_special_tokens": False,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
         }
-        path = "/v1/completions"
+        model, prompt = self.adapter or self.model, list(request.prompt)
+        by_token = bool(self.tells_version and self.version)
+        if by_token:
+            path = _GENERATE
+            body: JsonObject = {"model": model, "token_ids": prompt, "sampling_params": common}
+        else:
+            path = _COMPLETIONS
+            told: JsonObject = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+            body = {"model": model, "prompt": prompt, **common, **told}
         reply = self.server.request("POST", path, body)
         try:
             (choice,) = reply["choices"]
             logs = choice["logprobs"]
             tokens = choice.get("token_ids")
-            if tokens is None:
-                tokens = [int(str(t).removeprefix("token_id:")) for t in logs["tokens"]]
-            logprobs = [float(v) for v in logs["token_logprobs"]]
+            if by_token:
+                logprobs = [float(entry["logprob"]) for entry in logs["content"]]
+                spans = [
+                    (str(s["version"]), int(s["start"]), int(s["end"])) for s in choice["weight_versions"]
+                ]
+            else:
+                if tokens is None:
+                    tokens = [int(str(t).removeprefix("token_id:")) for t in logs["tokens"]]
+                logprobs, spans = [float(v) for v in logs["token_logprobs"]], []
             reason = str(choice["finish_reason"])
         except (KeyError, TypeError, ValueError) as error:
             raise self.server.wrong(path, f"{type(error).__name__}: {error}; {str(reply)[:200]}") from error
         wrong = self._doubts(request, tokens, logprobs, reason)
         if wrong:
             raise self.server.wrong(path, wrong)
+        for version, start, end in spans:
+            if version != self.version:
+                raise self._other_version(f"tokens {start} to {end - 1} of an answer by version {version}")
         return Completion(
             tuple(tokens), torch.tensor(logprobs, dtype=torch.float32), tokens[-1] in self.stop_ids
         )

@@ -1,4 +1,4 @@
-"""REINFORCE++ whose answers a real vLLM writes: by every way of the weights and under every strategy the run
+"""Rollouts whose answers a real vLLM writes: by every way of the weights and under every strategy the run
 learns what it learns with the own engine. ``scripts/test --engines``.
 """
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ STRATEGIES: dict[str, tuple[int, dict[str, Any]]] = {
     "zero3": (2, {"distributed_strategy": "zero3"}),
     "tp": (2, {"distributed_strategy": "fsdp", "parallelism": {"tp_size": 2}}),
 }
+REINFORCE = {"algorithm": "reinforce_plus_plus", "reinforce_plus_plus": {"beta": 0.0}}
 REWARDS = [
     {"name": "length", "options": {"target": 20, "unit": "characters"}},
     {"name": "regex", "weight": 0.5, "options": {"pattern": "[a-m]"}},
@@ -59,29 +60,35 @@ def own() -> dict[tuple[bool, int], list[Step]]:
 
 
 def learnt(
-    paceline: Callable[..., Run], folder: Path, tmp_path: Path, strategy: str, lora: bool, **rollout: Any
+    paceline: Callable[..., Run],
+    model: Path,
+    tmp_path: Path,
+    strategy: str,
+    lora: bool,
+    steps: int = STEPS,
+    training: Mapping[str, Any] = REINFORCE,
+    **rollout: Any,
 ) -> list[Step]:
     ranks, settings = STRATEGIES[strategy]
     readers = 1 if strategy in ("single", "tp") else 2
     config: dict[str, Any] = {
-        "model": {"name_or_path": str(folder / "mine"), "dtype": "float32"},
-        "data": {"train": str(folder / "rows.jsonl"), "max_length": 96},
+        "model": {"name_or_path": str(model), "dtype": "float32"},
+        "data": {"train": str(model.parent / "rows.jsonl"), "max_length": 96},
         "training": {
-            "algorithm": "reinforce_plus_plus",
-            "output_dir": str(tmp_path / ("served" if rollout else "own")),
-            "max_steps": STEPS,
+            "output_dir": str(tmp_path / ("served" if "server" in rollout else "own")),
+            "max_steps": steps,
             "learning_rate": 2e-3 if lora else 1e-3,
             "per_device_train_batch_size": 8 // readers,
             "save_strategy": "no",
             "rollout": {"rewards": REWARDS, "max_completion_length": 8, "temperature": 0.0, **rollout},
-            "reinforce_plus_plus": {"beta": 0.0},
+            **training,
             **settings,
         },
     }
     if lora:
         config["lora"] = {"r": 8, "alpha": 16}
     path = write_yaml(tmp_path / "run.yaml", config)
-    done = paceline("train", str(path), "--nproc", str(ranks), deadline=600)
+    done = paceline("train", str(path), "--nproc", str(ranks), deadline=1200)
     assert done.code == 0, done.err
     run = RunDir.at(Path(config["training"]["output_dir"]))
     return [record.event for record in read_events(run.events(0)) if isinstance(record.event, Step)]
@@ -105,12 +112,93 @@ def test_a_run_learns_the_same_whoever_writes_its_answers(
 ) -> None:
     ranks = STRATEGIES[strategy][0]
     if (lora, ranks) not in own:
-        own[lora, ranks] = learnt(paceline, folder, tmp_path, {1: "single", 2: "ddp"}[ranks], lora)
+        own[lora, ranks] = learnt(paceline, folder / "mine", tmp_path, {1: "single", 2: "ddp"}[ranks], lora)
     server = {"url": url, "weights_dir": str(tmp_path / "weights")}
-    served = learnt(paceline, folder, tmp_path, strategy, lora, server=server, weights=way)
+    served = learnt(paceline, folder / "mine", tmp_path, strategy, lora, server=server, weights=way)
     assert len(served) == STEPS
-    for one, two in zip(own[lora, ranks], served, strict=True):
+    the_same(own[lora, ranks], served)
+
+
+def the_same(own: Sequence[Step], served: Sequence[Step]) -> None:
+    for one, two in zip(own, served, strict=True):
         assert two.loss == pytest.approx(one.loss, abs=1e-5), f"step {one.step}"
         assert two.extras["reward"] == pytest.approx(one.extras["reward"], abs=1e-6)
         assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-3, abs=1e-5)
         assert two.extras["sampling_gap"] < 1e-4
+
+
+def test_a_model_of_56_million_learns_the_same(
+    folder: Path, paceline: Callable[..., Run], tmp_path: Path
+) -> None:
+    """Several buckets, of which some are one large tensor."""
+    model = vllm_asked.write_model(tmp_path / "larger", vllm_asked.LARGER, 0.05)
+    (tmp_path / "rows.jsonl").write_bytes((folder / "rows.jsonl").read_bytes())
+    own = learnt(paceline, model, tmp_path, "ddp", False, 4)
+    with real_vllm(tmp_path, model, *TAKES_WEIGHTS) as url:
+        server = {"url": url, "weights_dir": str(tmp_path / "weights")}
+        for way, strategy in (("transfer", "ddp"), ("folder", "fsdp")):
+            served = learnt(paceline, model, tmp_path / way, strategy, False, 4, server=server, weights=way)
+            the_same(own, served)
+            assert served[0].extras["sync_bytes"] > 3 * 220e6 and served[1].extras["sync_bytes"] > 220e6
+
+
+RECORDED = """
+import json, os, threading
+from paceline.generation.remote import ServerEngine
+
+answer, lock = ServerEngine.answer, threading.Lock()
+
+def recorded(self, request, sampling):
+    found = answer(self, request, sampling)
+    if sampling.temperature:
+        row = [request.prompt, request.stream, found.tokens, found.logprobs.tolist(), found.ended]
+        with lock, open(f"{os.getpid()}.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\\n")
+    return found
+
+ServerEngine.answer = recorded
+"""
+REPLAYED = """
+import json, torch
+from pathlib import Path
+from paceline.generation.engine import Completion
+from paceline.generation.local import LocalEngine
+
+rows = [json.loads(line) for file in Path(".").glob("*.jsonl") for line in file.read_text().splitlines()]
+said = {(tuple(p), s): Completion(tuple(t), torch.tensor(v), e) for p, s, t, v, e in rows}
+LocalEngine.generate = lambda self, requests, sampling: [said[r.prompt, r.stream] for r in requests]
+"""
+SCORE = """
+def score(completions, **columns):
+    return [sum(c in "aeiou" for c in text) / 8 for text in completions]
+"""
+
+
+def test_grpo_at_temperature_1_learns_the_same_from_the_recorded_answers(
+    folder: Path, url: str, paceline: Callable[..., Run], tmp_path: Path
+) -> None:
+    """A reward's module puts the recorded answers in place of the own engine's."""
+    for name, text in (("recorded", RECORDED), ("replayed", REPLAYED)):
+        (tmp_path / f"{name}.py").write_text(text + SCORE)
+    grpo = {"algorithm": "grpo", "grpo": {"beta": 0.02, "num_iterations": 2}}
+    common = {"temperature": 1.0, "num_generations": 4, "old_logprobs": "recompute"}
+
+    def run(module: str, **rollout: Any) -> list[Step]:
+        rewards = [{"name": f"{module}:score"}]
+        return learnt(
+            paceline,
+            folder / "mine",
+            tmp_path,
+            "ddp",
+            False,
+            training=grpo,
+            **common,
+            rewards=rewards,
+            **rollout,
+        )
+
+    served = run("recorded", server={"url": url, "weights_dir": str(tmp_path / "weights")})
+    own = run("replayed")
+    assert [step.sample_digest for step in own] == [step.sample_digest for step in served]
+    the_same(own, served)
+    assert max(abs(step.loss) for step in own) > 1e-3 and own[-1].extras["kl"] > 1e-4

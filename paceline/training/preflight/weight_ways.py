@@ -52,7 +52,7 @@ class SentPolicy:
         if backend in (GLOO, own):
             return None
         words = f"its weight transfer is {backend}" if backend else "it was started without weight transfer"
-        return Obstacle(words, remedy)
+        return Obstacle(words + _PICKLED if backend == "ipc" else words, remedy)
 
     def _no_adapter(self) -> Obstacle | None:
         """Return what of this adapter vLLM does not load."""
@@ -86,6 +86,7 @@ class SentPolicy:
         return None
 
 
+_PICKLED = ", which takes pickles by HTTP: Paceline sends none"
 _BACKEND = "vllm_config.weight_transfer_config.backend"
 _OTHER = "training.rollout.weights: folder"
 

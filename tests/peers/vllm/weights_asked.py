@@ -9,6 +9,20 @@ from typing import Any
 
 FOLDER = "FOLDER"  # stands for the folder with the model ``mine`` and the adapters
 Asked = tuple[str, str, Any]  # method, path, body
+GENERATE = "/inference/v1/generate"
+SAMPLING = {
+    "max_tokens": 5,
+    "seed": 3,
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "logprobs": 1,
+    "stop_token_ids": [2],
+    "ignore_eos": True,
+    "skip_special_tokens": False,
+}
 _LOAD = "/v1/load_lora_adapter"
 _BUCKET = {"names": [], "dtype_names": [], "shapes": []}
 
@@ -32,11 +46,19 @@ def told() -> Iterator[Asked]:
         yield "POST", _LOAD, {"lora_name": name, "lora_path": f"{FOLDER}/{name}"}
     yield "POST", _LOAD, {"lora_name": "adapter", "lora_path": f"{FOLDER}/adapter"}
     yield "POST", _LOAD, {"lora_name": "adapter", "lora_path": f"{FOLDER}/adapter", "load_inplace": True}
+    for _ in range(2):
+        yield "POST", "/v1/unload_lora_adapter", {"lora_name": "adapter"}
+    yield "POST", _LOAD, {"lora_name": "adapter", "lora_path": f"{FOLDER}/adapter"}
     yield "GET", "/v1/models", None
     yield "POST", "/reset_prefix_cache", None
     reload = {"method": "reload_weights", "kwargs": {"weights_path": f"{FOLDER}/mine"}}
     yield "POST", "/collective_rpc", reload
     yield "GET", "/weight_info", None
+    # answers that say by the token which weights wrote them
+    yield "POST", GENERATE, {}
+    yield "POST", GENERATE, {"model": "mine", "token_ids": [70, 71, 72], "sampling_params": SAMPLING}
+    for path in ("/sleep?level=1", "/wake_up"):  # on a CPU nothing sleeps, and it says that it does
+        yield "POST", path, None
     yield "POST", "/no_such_path", {}
 
 
@@ -46,9 +68,20 @@ def in_folder(body: Any, folder: Path) -> Any:
 
 
 def in_outline(path: str, answer: Any) -> Any:
-    """Return what must be equal of an answer: all of it, of errors the keys, of models name and parent."""
+    """Return what must be equal of an answer: all of it, of errors the keys, of models name and parent, of
+    tokens their number and the version of their weights.
+    """
     if path == "/v1/models":
         return [{key: model.get(key) for key in ("id", "parent")} for model in answer["data"]]
+    if isinstance(answer, dict) and "choices" in answer:
+        (choice,) = answer["choices"]
+        log_probabilities = [sorted({"token_id", "logprob"} & set(e)) for e in choice["logprobs"]["content"]]
+        return [
+            choice["weight_versions"],
+            len(choice["token_ids"]),
+            log_probabilities,
+            choice["finish_reason"],
+        ]
     if isinstance(answer, dict) and "error" in answer:
         return {"error": answer["error"].get("code")}
     return answer

@@ -39,12 +39,13 @@ from paceline.generation.score_texts import score_texts
 from paceline.models.role_module import RoleModule
 from paceline.runtime.process_group.world import World
 from paceline.training.loop.divergence_watch import check_sampling
+from paceline.training.preflight.weight_ways import SentPolicy
 from paceline.training.rollout import weight_folder
 from paceline.training.rollout.server import RolloutServers
 
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 4}
 SECONDS = 4.0  # for an answer
-LARGEST = 0.02  # of a run in float32
+LARGEST, LARGEST_IN_16_BITS = 0.02, 0.5  # as ``largest_gap`` has them
 
 Harm = Callable[[Faulty, dict[str, Any]], dict[str, Any] | None]
 
@@ -90,9 +91,11 @@ def quantized(served: Faulty, before: dict[str, Any]) -> dict[str, Any]:
 # --- what it does to requests
 
 
-def web(served: Faulty, fault: Callable[[Any, dict[str, Any]], bool]) -> type[BaseHTTPRequestHandler]:
-    """The protocol's server; ``fault`` sees each request first, and is true where it has dealt with it."""
-    inner: Any = handler(served)
+def web(
+    server: type[BaseHTTPRequestHandler], fault: Callable[[Any, dict[str, Any]], bool]
+) -> type[BaseHTTPRequestHandler]:
+    """The server; ``fault`` sees each request first, and is true where it has dealt with it."""
+    inner: Any = server
 
     class Handler(inner):  # type: ignore[misc]
         def answer(self, body: dict[str, Any]) -> None:
@@ -190,15 +193,25 @@ class Trial:
 
     root: RoleModule
     folder: Path
+    seconds: float = SECONDS
+    dtype: torch.dtype = torch.float32
+    vocab: int = VOCAB
+    positions: int = 60
+    way: str = "auto"
+    step: Callable[[RoleModule], None] = learn
     codes: list[str] = field(default_factory=list)
     text: str = ""
     misled: int = 0
 
     def servers(self, url: str) -> RolloutServers:
         option = ServerOptions(
-            url=url, model="policy", timeout=SECONDS, sync_timeout=SECONDS, weights_dir=str(self.folder)
+            url=url, timeout=self.seconds, sync_timeout=self.seconds, weights_dir=str(self.folder)
         )
-        return RolloutServers([option], World.single(), (STOP,), VOCAB, 60, self.folder, torch.float32)
+        policy = SentPolicy(None if self.root.adapter is None else self.root.adapter.spec, "cpu")
+        numbers = (self.vocab, self.positions)
+        return RolloutServers(
+            [option], World.single(), (STOP,), *numbers, self.folder, self.dtype, True, self.way, policy
+        )
 
     def run(self, url: str, rollouts: int, between: Callable[[], None] = lambda: None) -> None:
         """Write rollouts and learn, until an error ends the run."""
@@ -209,10 +222,11 @@ class Trial:
                     engine, requests = servers.open(self.root), wanted(3, samples=2)
                     between()
                     gap = self.gap(requests, engine.generate(requests, RolloutSampling(1.0)))
-                    self.misled += gap > LARGEST
+                    largest = LARGEST if self.dtype == torch.float32 else LARGEST_IN_16_BITS
+                    self.misled += gap > largest
                     step: Any = SimpleNamespace(extras={"sampling_gap": gap})
-                    check_sampling(step, 1, LARGEST)
-                    learn(self.root)
+                    check_sampling(step, 1, largest)
+                    self.step(self.root)
             finally:
                 for note in servers.notes:
                     if note.severity is not Severity.NOTE:
@@ -296,7 +310,7 @@ def test_a_fault_of_weights_is_named(tmp_path: Path, harm: Harm, said: str, begi
 )
 def test_a_fault_of_requests_is_named(tmp_path: Path, fault: Any, code: str, said: str) -> None:
     mine, served = trial(tmp_path)
-    with listening(web(served, fault)) as url:
+    with listening(web(handler(served), fault)) as url:
         mine.run(url, 2)
     assert code in mine.codes and said in mine.text and mine.misled <= 1, mine
 
@@ -339,7 +353,7 @@ def test_clean_syncs_alarm_nobody(tmp_path: Path, syncs: int) -> None:
             request.reply(503, {})
         return busy
 
-    with listening(web(served, briefly)) as url:
+    with listening(web(handler(served), briefly)) as url:
         mine.run(url, syncs)
     assert not mine.codes and not mine.misled and len(served.loaded) == syncs + 3, mine
 

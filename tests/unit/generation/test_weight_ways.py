@@ -62,6 +62,7 @@ NO_LORA = said(vllm_config__lora_config=None)
 NO_TRANSFER = said(vllm_config__weight_transfer_config=None)
 NEITHER = said(vllm_config__lora_config=None, vllm_config__weight_transfer_config=None)
 FIXED = said(vllm_env__VLLM_ALLOW_RUNTIME_LORA_UPDATING=False)
+BY_PICKLES = said(vllm_config__weight_transfer_config={"backend": "ipc"})
 OF_CARDS = said(vllm_config__weight_transfer_config={"backend": "nccl"})
 FULL, ADAPTER = SentPolicy(None, "cpu"), SentPolicy(LORA, "cpu")
 IN_4_BITS = SentPolicy(replace(LORA, quantization=Quantization(4)), "cpu")
@@ -78,6 +79,7 @@ def changed(**fields: Any) -> SentPolicy:
         (FULL, INFO, "transfer", ""),
         (FULL, NO_TRANSFER, "folder", "--weight-transfer-config"),
         (FULL, OF_CARDS, "folder", "its weight transfer is nccl"),
+        (SentPolicy(None, "cuda"), BY_PICKLES, "folder", "takes pickles"),
         (SentPolicy(None, "cuda"), OF_CARDS, "transfer", ""),
         (ADAPTER, NO_LORA, "transfer", "--enable-lora --max-lora-rank 4"),
         (ADAPTER, NEITHER, "folder", "--enable-lora"),
@@ -160,6 +162,7 @@ def test_a_server_answers_as_the_own_engine_whatever_way_the_weights_came(
         root.hf.save_pretrained(tmp_path / "base")
     moved = []
     with served(tmp_path, root, way, INFO) as (model, client):
+        model.scale_out = way != "folder"
         for _ in range(3):
             client.num_bytes = 0
             as_own_engine(client, root)
@@ -182,16 +185,31 @@ def as_own_engine(client: Any, root: RoleModule) -> None:
         torch.testing.assert_close(one.logprobs, two.logprobs, rtol=0, atol=1e-4)
 
 
+def test_a_server_that_was_started_anew_gets_its_adapter_again(tmp_path: Path) -> None:
+    root = with_adapter(tmp_path)
+    with served(tmp_path, root, "adapter", INFO) as (model, client):
+        client.open(root)
+        model.adapters.clear()
+        learn_adapter(root)
+        as_own_engine(client, root)
+        assert not client.pool.out and [note.code for note in client.notes] == ["rollout.weights_way"]
+
+
 def learn_adapter(root: RoleModule) -> None:
     with torch.no_grad():
         for _, parameter in root.plain_named_parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
 
 
-def test_a_server_whose_weights_another_program_changed_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scale_out", "said"), [(False, "version another-7"), (True, "tokens 0 to")])
+def test_a_server_whose_weights_another_program_changed_is_left_out(
+    tmp_path: Path, scale_out: bool, said: str
+) -> None:
+    """By its version before and after the answers, or by what each answer says of its tokens."""
     root = build()
     root.hf.save_pretrained(tmp_path / "base")
     with served(tmp_path, root, "transfer", INFO) as (model, client):
+        model.scale_out = scale_out
         engine = client.open(root)
         complete = model.complete
 
@@ -203,6 +221,7 @@ def test_a_server_whose_weights_another_program_changed_is_left_out(tmp_path: Pa
         with pytest.raises(RolloutInterrupted, match=r"rollout\.server_version") as caught:
             engine.generate(wanted(3), GREEDY)
         assert "another-7" in str(caught.value) and f"{client.run}-3" in str(caught.value)
+        assert said in str(caught.value)
 
 
 def test_an_update_that_breaks_off_is_named_and_the_next_is_whole(tmp_path: Path) -> None:
@@ -232,10 +251,12 @@ def test_the_way_that_is_asked_for_is_refused_where_a_server_lacks_it(tmp_path: 
 
 def test_the_protocol_server_answers_what_vllm_answers(tmp_path: Path) -> None:
     """The requests and the outline of the answers were recorded."""
-    root = build()
+    torch.manual_seed(0)
+    root = build(vocab_size=320)
     root.hf.save_pretrained(tmp_path / "mine")
     weights_asked.write_adapters(tmp_path)
     model = Served(str(tmp_path / "mine"), torch.float32, INFO)
+    model.scale_out = True
     with ExitStack() as stack:
         url = stack.enter_context(listening(handler(model, name="mine")))
         for row in RECORDED["answers"]:

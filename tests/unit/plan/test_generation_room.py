@@ -10,11 +10,13 @@ import pytest
 
 from paceline.config.schema import Config
 from paceline.plan.algorithms.rollout import decoding_decision
+from paceline.plan.cost.from_plan import predicted_plan
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.model_catalogue import known_models
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
+from paceline.training.rollout.weight_probe import GREEDY, PREFIX, TEXTS, TOKENS
 
 
 def plan_of(model: str, cards: str = "8xH100", **training: object) -> Plan:
@@ -122,3 +124,22 @@ def test_the_plan_says_that_states_are_decoded_with_a_growing_cache() -> None:
     found = decoding_decision(replace(plan, shape=replace(plan.shape, carries=True)))
     assert found is not None and found.choice == "kernel by kernel"
     assert "a state" in found.reason and "fixed buffers" not in found.reason
+
+
+def test_the_probe_of_a_server_is_a_percent_of_a_step_of_7b() -> None:
+    """Of 64 answers a card of 512 tokens, by the plan's numbers, whose tokens take as long as all weights are
+    read. The server reads its prefix before a sync; after it the texts one at a time, and writes four tokens.
+    The model computes both, each in less time than its weights take.
+    """
+    cluster = cluster_of("8xH100")
+    batch = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 4}
+    plan = plan_of("qwen2.5-7b", rollout={"server": {"url": "http://127.0.0.1:1"}}, **batch)
+    candidate = predicted_plan(plan, cluster.hardware())
+    assert candidate is not None
+    speed = candidate.speed
+    reading = 2 * 7.62e9 / (0.6 * 3.35e12)
+    assert speed.generation > 512 * reading
+    tokens = TEXTS * (TOKENS + 1) + PREFIX + GREEDY
+    forward = speed.compute / 3 * tokens / (speed.step_tokens / speed.world)
+    assert forward < reading
+    assert (1 + TEXTS + GREEDY + 2) * reading < 0.01 * speed.step
