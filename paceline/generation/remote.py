@@ -199,7 +199,7 @@ class ServerEngine:
 
     The log-probabilities are the server's: those of the distribution it sampled from. Token ids beyond
     ``vocab_size`` are refused. ``adapter``: what is asked in place of ``model``, if it is loaded.
-    ``version``: of the weights that the server must have; none where it keeps none. ``tells_version``: each
+    ``version``: of the weights that the server must have; none where it keeps none. ``reports_version``: each
     answer says by the token which weights wrote it (vLLM's ``--enable-scale-out``).
     """
 
@@ -210,19 +210,20 @@ class ServerEngine:
     together: int = 64
     adapter: str = ""
     version: str = ""
-    tells_version: bool = False
+    reports_version: bool | None = None
 
     def find_model(self) -> None:
         """Ask the server for its model's name, if unknown, and how it answers. Raises PacelineError."""
         self.model = self.model or self.server.model()
         if self.adapter and not self.server.has(self.adapter):
             self.adapter = ""  # it was started anew
-        self.tells_version = self.server.takes(_GENERATE)
+        if self.reports_version is None:
+            self.reports_version = self.server.takes(_GENERATE)
 
-    def take(self, model: str, adapter: str, version: str, tells_version: bool) -> None:
+    def take(self, model: str, adapter: str, version: str, reports_version: bool | None) -> None:
         """Take over what another rank knows of the server."""
         self.model, self.adapter, self.version = model, adapter, version
-        self.tells_version = tells_version
+        self.reports_version = reports_version
 
     def load_adapter(self, name: str, folder: str, seconds: float) -> None:
         """Have the server load the adapter in ``folder``, and ask for its answers from now on.
@@ -245,8 +246,8 @@ class ServerEngine:
         """Raise PacelineError ``rollout.server_version`` if the server's weights are others by now, where its
         answers do not say so.
         """
-        asks = self.version and not self.tells_version
-        now = self.server.request("GET", _VERSION).get("weight_version") if asks else self.version
+        reads = self.version and not self.reports_version
+        now = self.server.request("GET", _VERSION).get("weight_version") if reads else self.version
         if now != self.version:
             raise self._other_version(f"version {now}")
 
@@ -305,14 +306,14 @@ class ServerEngine:
             "skip_special_tokens": False,
         }
         model, prompt = self.adapter or self.model, list(request.prompt)
-        by_token = bool(self.tells_version and self.version)
+        by_token = bool(self.reports_version and self.version)
         if by_token:
             path = _GENERATE
             body: JsonObject = {"model": model, "token_ids": prompt, "sampling_params": common}
         else:
             path = _COMPLETIONS
-            told: JsonObject = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-            body = {"model": model, "prompt": prompt, **common, **told}
+            more: JsonObject = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+            body = {"model": model, "prompt": prompt, **common, **more}
         reply = self.server.request("POST", path, body)
         try:
             (choice,) = reply["choices"]

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from memory_worker import plan_of
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from paceline.config.load import load_config
 from paceline.models.factory import HFModelFactory
@@ -40,7 +39,7 @@ class Memory(LiveBytes):
 
     def _follow(self, tensor: torch.Tensor) -> None:
         tensor = local_tensor(tensor)
-        if tensor.device.type != "meta" and not isinstance(tensor, AsyncCollectiveTensor):
+        if tensor.device.type != "meta" and type(tensor).__name__ != "AsyncCollectiveTensor":
             super()._follow(tensor)
 
 
@@ -75,7 +74,7 @@ def main() -> None:
     torch.set_num_threads(1)
     out = Path(sys.argv[2])
     told = json.loads((out / "cases.json").read_text())
-    weight_transfer.BUCKET_BYTES = base_weights._PIECE_BYTES = told["bucket"]
+    weight_transfer.BUCKET_BYTES = base_weights.PIECE_BYTES = told["bucket"]
     world = World.open(RankEnv.from_environ(environment()), device="cpu", timeout_seconds=60)
     found = {}
     for name, (case, way) in told["cases"].items():

@@ -111,7 +111,7 @@ def _cannot(reason: str, layer_name: str, instead: str, started: bool) -> Diagno
     return codes.MODELS_ADAPTER_TARGET(reason, where, layer_name, MERGED if started else remedy)
 
 
-_PIECE_BYTES = 16 * 2**20  # of a product that is added to a weight
+PIECE_BYTES = 16 * 2**20  # of a product that is added to a weight
 Step = Callable[[Tensor, Mapping[str, Tensor]], None]  # what the trained tensors do to a weight, in place
 
 
@@ -167,7 +167,7 @@ def add_product(
 ) -> None:
     """Add the adapter's product to ``weight``, some of its outputs at a time."""
     a, b = (trained[f"{module}.lora_{letter}.weight"].to(weight) for letter in "AB")
-    some = max(1, _PIECE_BYTES // max(1, a.shape[1] * a.element_size()))
+    some = max(1, PIECE_BYTES // max(1, a.shape[1] * a.element_size()))
     for first in range(0, b.shape[0], some):
         delta = (b[first : first + some] @ a).mul_(factor)
         if transposed:

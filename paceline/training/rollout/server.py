@@ -211,7 +211,7 @@ class RolloutServers:
         failed |= self.sender.send(root, chosen, f"{self.run}-{self.sent}")
         self.num_bytes += self.sender.num_bytes
         out |= {place: error.diagnostics[0] for place, error in failed.items()}
-        names = [(e.model, e.adapter, e.version, e.tells_version) for e in self.pool.engines]
+        names = [(e.model, e.adapter, e.version, e.reports_version) for e in self.pool.engines]
         for engine, taken in zip(self.pool.engines, self.world.broadcast_json(names), strict=True):
             engine.take(*taken)
         return self._shared(out)

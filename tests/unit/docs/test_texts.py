@@ -47,6 +47,7 @@ FOREIGN_OPTIONS = frozenset(
         "--quantization",
         "--max-model-len",
         "--enable-lora",
+        "--enable-scale-out",
         "--max-lora-rank",
         "--weight-transfer-config",
         "--stage",  # of LLaMA-Factory's and TRL's command lines, which config import reads

@@ -113,10 +113,16 @@ def test_auto_takes_the_best_way_and_says_why_not_a_better_one(
 
 @contextmanager
 def served(
-    tmp_path: Path, root: RoleModule, way: str, info: dict[str, Any], seconds: float = 30.0
+    tmp_path: Path,
+    root: RoleModule,
+    way: str,
+    info: dict[str, Any],
+    seconds: float = 30.0,
+    scale_out: bool = False,
 ) -> Iterator[tuple[Served, Any]]:
     """A server of other weights than ``root`` has, and the client that sends them within ``seconds``."""
     model = Served(str(tmp_path / "base"), torch.float32, info)
+    model.scale_out = scale_out
     with listening(handler(model)) as url:
         common: dict[str, Any] = {
             "model": "policy",
@@ -161,8 +167,7 @@ def test_a_server_answers_as_the_own_engine_whatever_way_the_weights_came(
     if not lora:
         root.hf.save_pretrained(tmp_path / "base")
     moved = []
-    with served(tmp_path, root, way, INFO) as (model, client):
-        model.scale_out = way != "folder"
+    with served(tmp_path, root, way, INFO, scale_out=way != "folder") as (model, client):
         for _ in range(3):
             client.num_bytes = 0
             as_own_engine(client, root)
@@ -208,8 +213,7 @@ def test_a_server_whose_weights_another_program_changed_is_left_out(
     """By its version before and after the answers, or by what each answer says of its tokens."""
     root = build()
     root.hf.save_pretrained(tmp_path / "base")
-    with served(tmp_path, root, "transfer", INFO) as (model, client):
-        model.scale_out = scale_out
+    with served(tmp_path, root, "transfer", INFO, scale_out=scale_out) as (model, client):
         engine = client.open(root)
         complete = model.complete
 
