@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from memory_worker import plan_of
+from torch.utils._pytree import tree_leaves
 
 from paceline.config.load import load_config
 from paceline.models.factory import HFModelFactory
@@ -34,13 +35,20 @@ class ToNobody(TransferSender):
     def _call(self, place: int, path: str, body: Any) -> None: ...
 
 
+WRAPPER = "AsyncCollectiveTensor"
+
+
 class Memory(LiveBytes):
     """Counts what has memory: neither tensors that are shapes alone, nor a collective's wrapper."""
 
-    def _follow(self, tensor: torch.Tensor) -> None:
-        tensor = local_tensor(tensor)
-        if tensor.device.type != "meta" and type(tensor).__name__ != "AsyncCollectiveTensor":
-            super()._follow(tensor)
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        leaves = [local_tensor(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        counted = [leaf for leaf in leaves if leaf.device.type != "meta" and type(leaf).__name__ != WRAPPER]
+        super().__torch_dispatch__(lambda: counted, types)  # type: ignore[arg-type]
+        return result
 
 
 def peak(case: dict[str, Any], way: str, world: World, out: Path) -> dict[str, int]:
