@@ -213,10 +213,13 @@ class ServerEngine:
     reports_version: bool | None = None
 
     def find_model(self) -> None:
-        """Ask the server for its model's name, if unknown, and how it answers. Raises PacelineError."""
-        self.model = self.model or self.server.model()
+        """Ask the server for its model's name, if unknown, and how it answers. Raises PacelineError.
+
+        Of the weights nothing is known until they are sent: it may have been started anew.
+        """
+        self.model, self.version = self.model or self.server.model(), ""
         if self.adapter and not self.server.has(self.adapter):
-            self.adapter = ""  # it was started anew
+            self.adapter = ""
         if self.reports_version is None:
             self.reports_version = self.server.takes(_GENERATE)
 

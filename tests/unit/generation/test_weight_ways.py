@@ -192,9 +192,10 @@ def as_own_engine(client: Any, root: RoleModule) -> None:
 
 def test_a_server_that_was_started_anew_gets_its_adapter_again(tmp_path: Path) -> None:
     root = with_adapter(tmp_path)
-    with served(tmp_path, root, "adapter", INFO) as (model, client):
+    with served(tmp_path, root, "adapter", INFO, scale_out=True) as (model, client):
         client.open(root)
         model.adapters.clear()
+        model.version = "default"
         learn_adapter(root)
         as_own_engine(client, root)
         assert not client.pool.out and [note.code for note in client.notes] == ["rollout.weights_way"]
