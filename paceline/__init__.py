@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from paceline.api.evaluating import Evaluation as Evaluation
     from paceline.api.evaluating import evaluate as evaluate
     from paceline.api.evaluating import generate as generate
-    from paceline.api.migrating import migrate as migrate
     from paceline.api.planning import PlannedRun as PlannedRun
     from paceline.api.planning import plan as plan
-    from paceline.api.rehearsing import rehearse as rehearse
+    from paceline.api.proving import migrate as migrate
     from paceline.api.run import Checkpoint as Checkpoint
     from paceline.api.run import Run as Run
     from paceline.api.run import checkpoints as checkpoints
     from paceline.api.run import export as export
+    from paceline.api.training import rehearse as rehearse
     from paceline.api.training import train as train
     from paceline.api.verifying import verify as verify
     from paceline.core.diagnostics import Diagnostic as Diagnostic
@@ -52,9 +52,9 @@ _HOMES = {
     "export": "paceline.api.run",
     "generate": "paceline.api.evaluating",
     "load_config": "paceline.api.arguments",
-    "migrate": "paceline.api.migrating",
+    "migrate": "paceline.api.proving",
     "plan": "paceline.api.planning",
-    "rehearse": "paceline.api.rehearsing",
+    "rehearse": "paceline.api.training",
     "train": "paceline.api.training",
     "verify": "paceline.api.verifying",
 }

@@ -21,8 +21,7 @@ from torch.distributed import TCPStore
 from transformers import AutoModelForCausalLM
 
 from paceline.generation.engine import Request, RolloutSampling
-from paceline.generation.local import LocalEngine
-from paceline.generation.score_texts import score_texts
+from paceline.generation.local import LocalEngine, score_texts
 from paceline.generation.vllm_plugin import BucketContent, Rendezvous, gloo_group
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from paceline.algorithms.moe_balance_loss import WithBalanceLoss
+from paceline.algorithms.algorithm import WithBalanceLoss
 from paceline.algorithms.supervised.sft import SFT
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.list_parameters import ClassRequest

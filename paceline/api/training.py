@@ -1,4 +1,7 @@
-"""``paceline.train``: a whole training from a script, under a launcher, or in a notebook."""
+"""``paceline.train``: a whole training from a script, under a launcher, or in a notebook.
+
+``paceline.rehearse`` and the verb: the life of a run in minutes, on the real ranks.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.api import codes
@@ -37,6 +42,8 @@ from paceline.launch.program import keep_docstrings
 
 if TYPE_CHECKING:
     from paceline.launch.start_run import CheckedRun
+    from paceline.rehearsal.rehearse import Rehearsal
+
 
 RAN = (ExitCode.OK, ExitCode.STOPPED, ExitCode.CLOSING)
 
@@ -194,3 +201,38 @@ def _print(*diagnostics: Iterable[Diagnostic]) -> None:
     text = render_all([diagnostic for some in diagnostics for diagnostic in some])
     if text:
         print(text, file=sys.stderr, flush=True)
+
+
+def rehearse(
+    config: ConfigLike,
+    *,
+    overrides: Overrides | None = None,
+    nproc: int | None = None,
+    steps: int = 8,
+    limit: float = 1800.0,
+    to: str | PathLike[str] | None = None,
+) -> Rehearsal:
+    """Start the run, evaluate, save, kill a rank, resume, stop, resume in a smaller world, export.
+
+    ``steps``: optimizer steps of the first start; ``limit``: seconds of each; ``to``: keep the runs there.
+    Returns a line for each stage: verdict, what was measured, what follows for the whole run. Nothing is
+    written into the run directory. Raises ConfigError as ``train`` does before its start.
+    """
+    from paceline.rehearsal.rehearse import LEAST_STEPS, rehearse
+
+    if steps < LEAST_STEPS:
+        raise bad_argument("a rehearsal needs more steps", "steps", str(steps), f"{LEAST_STEPS} or more")
+    source = source_of(config, overrides)
+    options = LaunchOptions(nproc=nproc)
+    with source.file() as file:
+        return rehearse(
+            read(source.with_overrides({"launch.nproc": nproc}), ruled=False),
+            str(file),
+            source.settings(),
+            options,
+            steps=steps,
+            limit=limit,
+            to=None if to is None else Path(to),
+            report=lambda text: None,
+            warn=lambda found: None,
+        )

@@ -33,7 +33,7 @@ from paceline.core.package import cache_folder
 from paceline.core.plugins.tables import ALGORITHMS
 from paceline.launch.environment.job_managers import started_by
 from paceline.launch.process_spec import LaunchOptions
-from paceline.runlog.console_lines import VERBOSE
+from paceline.runlog.lines import VERBOSE
 
 if TYPE_CHECKING:
     from paceline.config.import_export.commands.command_line import Command

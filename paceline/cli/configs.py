@@ -214,10 +214,10 @@ def init(
     ] = True,
 ) -> None:
     """Ask what model, data and machine need, write a commented YAML and show its plan."""
-    from paceline.cli import config_init
+    from paceline.cli import new_configs
     from paceline.cli.planning import plan
 
-    config_init.init(to, dict(answer.partition("=")[::2] for answer in answers or ()))
+    new_configs.init(to, dict(answer.partition("=")[::2] for answer in answers or ()))
     if show_plan:
         plan(to)
 

@@ -130,7 +130,6 @@ def doctor_of_config(
     config: Path, overrides: Sequence[str], options: LaunchOptions, wait: float, *, as_json: bool
 ) -> None:
     """Check this node for the config's job, together with the job's other nodes. Exits."""
-    from paceline.doctor.nodes import report
     from paceline.doctor.nodes.check_nodes import check_nodes, check_one
     from paceline.doctor.nodes.facts import open_job
 
@@ -138,10 +137,10 @@ def doctor_of_config(
     check_cluster(job.cluster)
     verdict = check_nodes(job, wait) if job.cluster.num_nodes > 1 else check_one(job)
     if as_json:
-        typer.echo(json.dumps(report.as_json(verdict), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(verdict.to_json(), indent=1, ensure_ascii=False))
     else:
-        typer.echo(report.text(verdict))
-    raise typer.Exit(int(ExitCode.FAILED if errors(report.findings_of(verdict)) else ExitCode.OK))
+        typer.echo(verdict.text())
+    raise typer.Exit(int(ExitCode.FAILED if errors(verdict.diagnostics()) else ExitCode.OK))
 
 
 def of_launcher(options: LaunchOptions) -> LaunchOptions:

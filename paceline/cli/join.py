@@ -17,8 +17,8 @@ from paceline.launch.environment.job_managers import (
     parse_nonnegative_int,
     process_rank,
     started_by,
+    torchrun_node,
 )
-from paceline.launch.environment.torchrun_variables import torchrun_node
 from paceline.launch.network import DEFAULT_PORT
 from paceline.launch.process_spec import LaunchOptions
 

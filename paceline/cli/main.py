@@ -60,10 +60,10 @@ MODULES = {
     "planning": ("plan", "explain"),
     "doctor": ("doctor",),
     "configs": ("config", "data"),
-    "migrate": ("migrate",),
+    "new_configs": ("migrate",),
     "evaluation": ("evaluate", "generate", "chat", "serve"),
     "checkpoints": ("checkpoints", "export", "push"),
-    "jobs.launching": ("launch", "status", "logs", "stop", "resume"),
+    "jobs": ("launch", "status", "logs", "stop", "resume"),
     "monitoring": ("plot", "runs", "watch", "report"),
 }
 STARTERS = ("demo", "rehearse", "verify", "bench", "sweep")  # they start processes of their own

@@ -182,7 +182,7 @@ def plan(
         typer.echo(ledger_entry(as_json), nl=as_json)
         return
     if calibrate:
-        from paceline.launch.site_calibration import calibrate as take
+        from paceline.launch.calibrate_site import calibrate as take
 
         typer.echo(take([Path(run) for run in (config, *(overrides or ())) if run]), nl=False)
         return
@@ -320,7 +320,7 @@ class ModelJob:
 
 def _corrected(spec: SearchSpec) -> SearchSpec:
     """Return ``spec`` with this site's coefficients for its cards, if there are any."""
-    from paceline.launch.site_calibration import coefficients_of
+    from paceline.launch.calibrate_site import coefficients_of
 
     site = coefficients_of(spec.cluster.machine.name)
     if site is None:

@@ -29,7 +29,7 @@ from paceline.core.plugins.tables import ALGORITHMS
 from paceline.launch.preflight.load_config import load, load_to_start
 from paceline.launch.process_spec import LaunchOptions
 from paceline.launch.program import terminal
-from paceline.runlog.console_lines import VERBOSE
+from paceline.runlog.lines import VERBOSE
 from paceline.runlog.redact import printable
 
 demo = typer.Typer(**PLAIN)

@@ -18,10 +18,9 @@ from paceline.config.backend_files.detect import gathered, read_as_ours
 from paceline.config.backend_files.find_files import FILE_KEYS, foreign_layer
 from paceline.config.extends import trees
 from paceline.config.keys.valid_keys import known_names
-from paceline.config.layers.build import build, without_code
+from paceline.config.layers.build import build, unreliable_keys, without_code
 from paceline.config.layers.collect import Collector
 from paceline.config.layers.merge import Merged, merge
-from paceline.config.layers.unreliable_keys import unreliable_keys
 from paceline.config.migrations import KEY as VERSION_KEY
 from paceline.config.migrations import newest, older_defaults, version_of
 from paceline.config.schema import SECTIONS, Config, field_of, fields
@@ -57,7 +56,7 @@ class NotLoaded(ConfigError):
 
     ``partial``: the config with defaults in place of invalid values, and the values of unknown keys under the
     one key that each must mean. ``doubt``: which of its keys are unreliable
-    (``config/layers/unreliable_keys.py``).
+    (``config/layers/build.py``).
     """
 
     def __init__(self, problems: Sequence[Diagnostic], partial: Loaded, doubt: frozenset[str]) -> None:

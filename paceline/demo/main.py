@@ -31,7 +31,7 @@ from paceline.demo.report import (
     where_and_next,
     write_numbers,
 )
-from paceline.demo.start import half_way
+from paceline.demo.steps import half_way
 from paceline.demo.vision import NAME as VISION
 from paceline.demo.vision import demo_vision
 from paceline.launch.program import program, terminal

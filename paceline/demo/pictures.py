@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.core.json_types import JsonObject
-from paceline.demo.tokenizer import ASSISTANT, BOS, EOS, PAD, UNK, USER
+from paceline.demo.files import ASSISTANT, BOS, EOS, PAD, UNK, USER
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -150,7 +150,9 @@ def write_processor(folder: Path) -> None:
         "normalizer": None,
         "pre_tokenizer": {
             "type": "Split",
-            "pattern": {"Regex": "|".join(_escaped(WORDS))},
+            "pattern": {
+                "Regex": "|".join(word.replace("?", r"\?") for word in sorted(WORDS, key=len, reverse=True))
+            },
             "behavior": "Isolated",
             "invert": False,
         },
@@ -185,7 +187,3 @@ def write_processor(folder: Path) -> None:
     for name, values in texts.items():
         (folder / name).write_text(json.dumps(values, indent=1), encoding="utf-8")
     (folder / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
-
-
-def _escaped(words: Iterable[str]) -> list[str]:
-    return [word.replace("?", r"\?") for word in sorted(words, key=len, reverse=True)]

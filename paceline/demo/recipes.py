@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.rundir import RunDir
-from paceline.demo.files import quoted
+from paceline.demo.files import MAX_LENGTH, quoted
 from paceline.demo.questions import pairs_of, training, write_pairs
 from paceline.demo.report import Number, read_answers
-from paceline.demo.start import HalfWay
-from paceline.demo.tokenizer import MAX_LENGTH
+from paceline.demo.steps import HalfWay
 from paceline.runlog.history import load_history
 
 PAIRS = 64  # per step, over all processes

@@ -26,9 +26,8 @@ from paceline.core.errors import ConfigError, ExitCode, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.core.units import human_bytes
 from paceline.demo import codes
-from paceline.demo.files import write_questions
+from paceline.demo.files import vocabulary, write_questions, write_tokenizer
 from paceline.demo.questions import training
-from paceline.demo.tokenizer import vocabulary, write_tokenizer
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.program import program, terminal
 from paceline.plan.hardware.probe import cpu_count

@@ -19,7 +19,7 @@ from paceline.core.errors import DataError
 from paceline.core.files import read_text
 from paceline.core.json_types import JsonObject, as_object
 from paceline.data.images.table import ImageBlock
-from paceline.data.preflight.answer_tokens import unshown
+from paceline.data.preflight.check_sets import unshown
 from paceline.data.preflight.find_sets import find_sets
 from paceline.data.prepare.choose_template import settle_template, stop_tokens
 from paceline.data.prepare.prepare import setup_of
@@ -27,8 +27,8 @@ from paceline.data.prepare.tokenize import ChunkResult, open_set, tokenise_chunk
 from paceline.data.rows.kinds.base import DOCUMENTS, RowKind
 from paceline.data.rows.kinds.prompts import PROMPTS
 from paceline.data.rows.row_errors import Tally, left_out, refusal, refuses
+from paceline.data.tokenizer.file_facts import SpecialTexts, inner_texts, special_texts
 from paceline.data.tokenizer.load import open_tokenizer, pad_token_id
-from paceline.data.tokenizer.special_texts import SpecialTexts, inner_texts, special_texts
 from paceline.evaluation import codes
 from paceline.evaluation.pictures import sees_rows, stored_options
 from paceline.evaluation.processes.job import EvaluationJob

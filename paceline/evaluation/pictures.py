@@ -20,11 +20,10 @@ from paceline.config.schema import Config
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import JsonObject, as_object
-from paceline.data.images.decide import config_of, media_folders, settings_of
+from paceline.data.images.decide import config_of, images_in_rows, media_folders, settings_of
 from paceline.data.images.load import ImageLoader
 from paceline.data.images.processor import ImageMarks, ImageProcessor
 from paceline.data.images.table import ImageBlock, ImageTable, ImageTableWriter
-from paceline.data.preflight.image_rows import images_in_rows
 from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
 from paceline.evaluation.scores.row_losses import RowLoss, row_loss
 from paceline.generation.sampling.noise import stream_of

@@ -1,5 +1,6 @@
-"""Batched generation with the local model: left padding, one prefill per prompt, a cache. Models that pass a
-state from token to token read prompts of one length together, without padding.
+"""Batched generation with the local model: left padding, one prefill per prompt, a cache; and its scores.
+
+Models that pass a state from token to token read prompts of one length together, without padding.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import Cache
 
     from paceline.protocols.model import HFModel
+
 
 Masks = Tensor | dict[str, Tensor]
 
@@ -133,3 +135,27 @@ class LocalEngine:
             )
         logits: Tensor = out.logits[:, -1]
         return logits
+
+
+@torch.no_grad()
+def score_texts(
+    hf: HFModel,
+    texts: Sequence[tuple[int, ...]],
+    begin: int,
+    computing: Callable[[str], torch.autocast | nullcontext[None]] | None = None,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Return log p(text[i] | text[:i]) for i ≥ ``begin``, fp32 [texts, tokens - begin], in one forward, where
+    logits are divided by ``temperature``.
+
+    All texts have one length, above ``begin`` ≥ 1. Where a forward is collective every rank calls it with the
+    same texts.
+    """
+    device = next(hf.parameters()).device
+    ids = torch.tensor(list(texts), dtype=torch.int64, device=device)
+    positions = torch.arange(ids.shape[1], device=device).expand_as(ids)
+    kept = ids.shape[1] - begin + 1
+    with bounded_time_steps(hf), computing(device.type) if computing else nullcontext():
+        logits = hf(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=kept).logits
+    logprobs = (logits[:, -kept:-1].float() / temperature).log_softmax(-1)
+    return logprobs.gather(2, ids[:, begin:, None])[..., 0]

@@ -12,7 +12,7 @@ from paceline.core.errors import ExitCode
 from paceline.launch import codes
 from paceline.launch.network import DEFAULT_PORT
 from paceline.launch.run_secret import read_secret
-from paceline.launch.supervision.exit_policy import decisive
+from paceline.launch.supervision.exit_codes import decisive
 from paceline.launch.supervision.membership import Ended, FirstNode, Lineup, OtherNode
 from paceline.launch.supervision.restarts import Restarts, RunEnd, wait
 from paceline.plan.timeouts import MEET_SECONDS

@@ -32,7 +32,7 @@ _LOOK_SECONDS = 1.0  # between looks at a stop request, on a disk that may be fa
 class LaunchedBy:
     """What has started a run.
 
-    - ``scheduler``: its name in ``schedulers.table``; ``local`` for a process that no scheduler knows
+    - ``scheduler``: its name in ``schedulers.job``; ``local`` for a process that no scheduler knows
     - ``job``: the scheduler's own name of the job; empty for ``local``
     - ``host``, ``pid``, ``began``: of the first node's launcher, or of rank 0 where another program launches
     - ``folder``: the working directory; ``run``: the run's directory

@@ -14,7 +14,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.package import PACKAGE_VERSION
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_for
-from paceline.launch.site_calibration import (
+from paceline.launch.calibrate_site import (
     card_of,
     coefficients_of,
     machine_name,
@@ -26,7 +26,7 @@ from paceline.plan.cost.from_plan import predictions
 from paceline.plan.explain import explain, overview
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import probe_hardware
-from paceline.runlog.console_lines import is_verbose
+from paceline.runlog.lines import is_verbose
 
 if TYPE_CHECKING:
     from paceline.plan.hardware.probe import Hardware

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, ParamSpec, TextIO, TypeVar, cast
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
-from paceline.core.os_errors import refusal_of
+from paceline.core.files import refusal_of
 from paceline.launch import codes
 from paceline.runlog.library_lines import kept_from_console
 from paceline.runlog.redact import Redactor, printable

@@ -23,7 +23,7 @@ from paceline.launch import codes
 from paceline.launch.claim_run_dir import WAIT_SECONDS, check_run_dir, claim
 from paceline.launch.elastic_start import ElasticStart
 from paceline.launch.environment.device_variables import QUIET_TORCH, device_settings
-from paceline.launch.environment.torchrun_variables import nodes_of_torchrun
+from paceline.launch.environment.job_managers import nodes_of_torchrun
 from paceline.launch.launch_record import StopRequests
 from paceline.launch.launchers import ALONE, LAUNCHERS, launcher_for
 from paceline.launch.network import DEFAULT_PORT, await_node_0, check_cluster, resolve_port
@@ -49,7 +49,7 @@ from paceline.launch.supervision.supervisor import report_to_stderr, run
 from paceline.plan.hardware.probe import cpu_count
 from paceline.plan.mesh import resplit
 from paceline.rules import at_start
-from paceline.runlog.console_lines import is_verbose
+from paceline.runlog.lines import is_verbose
 from paceline.runlog.redact import Redactor
 
 if TYPE_CHECKING:

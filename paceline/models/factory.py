@@ -14,12 +14,10 @@ from torch import nn
 
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
-from paceline.models.activation_checkpointing import enable_recompute
 from paceline.models.attention.packed_attention import choose_attention, register
 from paceline.models.attention.rope_per_document import rope_by_document
 from paceline.models.attention.sparse_indexer import freeze_selectors, use_compressors
 from paceline.models.compute_dtype import head_of, low_alone
-from paceline.models.encoder import POOLER
 from paceline.models.expert_routing import freeze_routers
 from paceline.models.fused_layers.qkv_rotary import fuse_attention
 from paceline.models.fused_layers.rms_norm import fuse_norms
@@ -36,10 +34,11 @@ from paceline.models.lora.names import plain_name
 from paceline.models.module_tensors import move_tensor_by_tensor, persistent_buffers, stand_in_values, ties
 from paceline.models.quantized_linear import check_quantisable, convert_to_fp8, empty_layers, quantise
 from paceline.models.recurrent_layers import keep_documents_apart
-from paceline.models.role_module import RoleModule
+from paceline.models.role_module import POOLER, RoleModule
 from paceline.models.special_tokens import forget_defaults
-from paceline.models.vision.unreached import freeze_unreached, skip_pooling
+from paceline.models.vision.tower import freeze_unreached, skip_pooling
 from paceline.models.vision.whole_model import text_model, vision_parameters
+from paceline.models.wrap_layers import enable_recompute
 from paceline.plan.features.freezing import ALL_TRAINED, Freezing
 from paceline.plan.model.kernels import head_chunk_bytes
 from paceline.plan.plan import AdapterSpec

@@ -1,11 +1,16 @@
 """The root module of a role (contract 1): trunk and head behind one forward, so that algorithms never handle
 logits.
+
+Calls of an encoder's trunk: positions, token types (first or second text), no pooler.
+
+The trunk returns hidden states only; a head pools them (``models.heads``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -15,26 +20,72 @@ from paceline.models.attention.packed_attention import AttentionChoice, placehol
 from paceline.models.attention.padded_documents import PaddedRows
 from paceline.models.attention.rope_per_document import DocumentRope
 from paceline.models.attention.sequence_info import AttentionContext, PackedSequenceInfo
-from paceline.models.compile_layers import CompiledLayers
 from paceline.models.compute_dtype import LowPrecisionCopies, head_of
-from paceline.models.encoder import EncoderInputs, without_pooler
 from paceline.models.expert_routing import RouterLoad, RouterSums
 from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES
 from paceline.models.heads.distillation_divergence import Comparison, TeacherHead
 from paceline.models.heads.lm_head import Head, Vocabulary
 from paceline.models.heads.sequence_classification import SCALAR_ROLES, TRUNK_ROLES, NoHead, scalar_head
 from paceline.models.lora.lora import Adapter, switched_off
-from paceline.models.module_tensors import persistent_buffers
+from paceline.models.module_tensors import persistent_buffers, replaced
 from paceline.models.recurrent_layers import has_state, how_kept_apart
 from paceline.models.shared_prefix import SharedPrompts, draws_at_random
+from paceline.models.special_tokens import SECOND
 from paceline.models.vision.tower import TrunkInputs, VisionTower
 from paceline.models.vision.whole_model import text_model
+from paceline.models.wrap_layers import CompiledLayers
+from paceline.plan.model.family import family_of
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Divergence, Output, Role
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
+
+
+POOLER = "pooler"  # of a trunk: it knows one document a row, and is never run
+
+
+@dataclass(frozen=True)
+class EncoderInputs:
+    """``first``: the position of a document's first token; ``token_types``: whether the trunk reads them."""
+
+    first: int
+    token_types: bool
+
+    @staticmethod
+    def of(hf: HFModel) -> EncoderInputs | None:
+        """Return the inputs of ``hf``'s trunk; None if it is no encoder."""
+        family = family_of(hf.config.model_type)
+        if not family.encoder:
+            return None
+        first = (hf.config.pad_token_id or 0) + 1 if family.padding_first else 0
+        # RoBERTa's classes take types, and its models know one
+        several = int(getattr(hf.config, "type_vocab_size", 0)) > 1
+        return EncoderInputs(first, family.token_types and several)
+
+    def arguments(self, batch: Batch, positions: Tensor, rows: PaddedRows | None = None) -> dict[str, Tensor]:
+        """Return the trunk's arguments for ``positions``, int64 [1, T], or [D, L] of padded ``rows``."""
+        found = {"position_ids": positions + self.first}
+        if self.token_types and SECOND in batch.extras:
+            types = token_types(batch)
+            found["token_type_ids"] = types if rows is None else types[0][rows.index]
+        return found
+
+
+def token_types(batch: Batch) -> Tensor:
+    """Return int64 [1, T]: 1 for a token of its document's second text, 0 for others."""
+    device, tokens = batch.input_ids.device, batch.input_ids.shape[1]
+    begins = batch.extras[SECOND].to(device).long()
+    lengths = batch.boundaries().diff()
+    of_token = torch.repeat_interleave(begins, lengths, output_size=tokens)
+    return ((of_token > 0) & (batch.position_ids[0] >= of_token)).long()[None]
+
+
+def without_pooler(trunk: nn.Module) -> AbstractContextManager[None]:
+    """Inside the context ``trunk`` does not pool: its own pooler expects one document per row."""
+    pools = isinstance(getattr(trunk, POOLER, None), nn.Module)
+    return replaced(trunk, **{POOLER: None}) if pools else nullcontext()
 
 
 _ROUTED = {"output_router_logits": True}  # records the routers' logits

@@ -7,15 +7,32 @@ them end an answer, wherever the model generates one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.core.json_types import Json, JsonObject
-from paceline.protocols.special_tokens import SpecialTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from paceline.protocols.model import HFModel
+
+
+#: in ``Batch.extras``: the place of a document's first token of its second text (0: one text)
+SECOND = "second"
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """A tokenizer's ids (None: it has no such token); ``ends``: every token with which it or its chat
+    template ends an answer.
+    """
+
+    eos: int | None = None
+    bos: int | None = None
+    pad: int | None = None
+    ends: tuple[int, ...] = ()
+
 
 IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 

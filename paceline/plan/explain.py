@@ -15,7 +15,7 @@ from paceline.plan.features.freezing import Freezing
 from paceline.plan.model.parameter_list import tally_of
 from paceline.plan.model.shape import ModelShape
 from paceline.plan.plan import Plan
-from paceline.runlog.console_lines import overview_line, short_path
+from paceline.runlog.lines import overview_line, short_path
 
 WIDTH = 100
 SUBJECT_WIDTH = 33

@@ -18,7 +18,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.json_types import Json
 from paceline.core.package import PACKAGE
-from paceline.core.plugins.extensions import EXTENSIONS
+from paceline.core.plugins.tables import EXTENSIONS
 from paceline.plan import codes
 
 S = TypeVar("S")

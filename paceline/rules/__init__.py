@@ -12,18 +12,16 @@ from paceline.core.errors import ConfigError
 from paceline.rules import codes
 from paceline.rules.algorithm import ALGORITHM_RULES
 from paceline.rules.backend import BACKEND_RULES
-from paceline.rules.batch import BATCH_RULES
 from paceline.rules.complete_remedies import complete_remedies
 from paceline.rules.data import DATA_RULES
-from paceline.rules.device import DEVICE_RULES
+from paceline.rules.device import DEVICE_RULES, PRECISION_RULES
 from paceline.rules.model import MODEL_RULES
 from paceline.rules.optimizer import OPTIMISATION_RULES
 from paceline.rules.parallel import PARALLEL_RULES
-from paceline.rules.precision import PRECISION_RULES
 from paceline.rules.rollout import ROLLOUT_RULES
 from paceline.rules.rule import Context, Facts, Rule
 from paceline.rules.save import SAVE_RULES
-from paceline.rules.spikes import SPIKE_RULES
+from paceline.rules.steps import BATCH_RULES, SPIKE_RULES
 from paceline.rules.strategy import STRATEGY_RULES
 
 RULES: tuple[Rule, ...] = (

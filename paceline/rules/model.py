@@ -16,7 +16,7 @@ from paceline.plan.model.read_config import text_part
 from paceline.plan.model.shape import config_coefficient
 from paceline.plan.plan import KEEP, KEPT_KINDS
 from paceline.rules import codes
-from paceline.rules.precision import can_scale_loss
+from paceline.rules.device import can_scale_loss
 from paceline.rules.rule import Context, Rule
 
 

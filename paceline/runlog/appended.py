@@ -94,7 +94,7 @@ class Appended:
     def _is_renamed(self) -> bool:
         """Whether the path no longer leads to the open file, though its folder is where it was.
 
-        ``runlog.place`` handles a run that was moved or replaced as a whole.
+        ``training.reporting.observers`` handles a run that was moved or replaced as a whole.
         """
         try:
             status = os.stat(self.path, follow_symlinks=False)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.runlog.console_lines import is_verbose
+from paceline.runlog.lines import is_verbose
 
 #: The logger whose handler gets libraries' records, while a program of ours runs.
 LIBRARIES = __name__

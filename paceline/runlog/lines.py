@@ -1,8 +1,13 @@
-"""Events as one line of text, with the same wording on the console and in the logs."""
+"""Lines of text about a run: its events, alike on the console and in the logs, and what stands around them.
+
+A training begins with five lines and ends with the next commands.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from paceline.core.units import human_bytes, human_count, human_seconds
@@ -48,7 +53,11 @@ def step_line(event: Step, total_steps: int | None = None, eta_seconds: float | 
     if event.grad_norm is not None:
         parts.append(f"grad norm {event.grad_norm:.3f}")
     parts.append(f"{human_count(event.tokens_per_second)} tokens/s")
-    parts += [metric_text(k, v) for k, v in event.extras.items() if _is_shown(k)]
+    parts += [
+        metric_text(k, v)
+        for k, v in event.extras.items()
+        if k.partition("/")[0] not in _UNSAID and not k.startswith("reward_std/")
+    ]
     if "time/rollout" in event.extras:
         parts.append(
             f"rollout {event.extras['time/rollout']:.2f}s, train {event.extras.get('time/train', 0.0):.2f}s"
@@ -80,10 +89,6 @@ def utilisation(event: Step) -> list[tuple[str, str]]:
     if event.of_product > 1:
         return [("speed", "above the timed product's (the machine was busy when it was timed)")]
     return [("speed", f"{event.of_product:.0%} of a timed product")]
-
-
-def _is_shown(name: str) -> bool:
-    return name.partition("/")[0] not in _UNSAID and not name.startswith("reward_std/")
 
 
 def is_share(name: str) -> bool:
@@ -188,3 +193,44 @@ def line_of(event: Event) -> str | None:
     """Return the event as text; None for kinds without a text form."""
     render = _RENDER.get(type(event))
     return render(event) if render else None
+
+
+#: In the environment of a run's processes: print every line, as ``paceline train --verbose`` does.
+VERBOSE = "PACELINE_VERBOSE"
+_LABEL_WIDTH = 12
+_MOST_COMMANDS = 3
+
+
+def is_verbose(environ: Mapping[str, str]) -> bool:
+    """Whether to print every line: the variable is set, and not to 0."""
+    return environ.get(VERBOSE, "") not in ("", "0")
+
+
+def overview_line(label: str, text: str) -> str:
+    """Return a line of the overview before a training, or a command after it."""
+    return f"{label:<{_LABEL_WIDTH}}{text}"
+
+
+def short_path(path: str | Path) -> str:
+    """Return ``path`` relative to the current directory if it lies inside."""
+    whole, here = Path(path), Path.cwd()
+    return str(whole.relative_to(here)) if whole.is_relative_to(here) and whole != here else str(path)
+
+
+def next_commands(run: str | Path, *, resume: str = "", saved: bool = True, answers: bool = True) -> str:
+    """Return at most three lines with the next commands for a run that has ended.
+
+    - ``resume``: the command that continues a run that was stopped, which comes first
+    - ``saved``: the run has a checkpoint
+    - ``answers``: its model writes text, so one can chat with it
+    """
+    folder = shlex.quote(short_path(run))
+    commands = (
+        ("resume", resume),
+        ("chat", f"paceline chat {folder}" if saved and answers else ""),
+        ("export", f"paceline export {folder} --to DIR" if saved else ""),
+        ("watch", f"paceline watch {folder}"),
+        ("report", f"paceline report {folder}"),
+    )
+    lines = [overview_line(label, command) for label, command in commands if command]
+    return "\n".join(lines[:_MOST_COMMANDS])

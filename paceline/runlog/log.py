@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.os_errors import refusal_of
+from paceline.core.files import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.runlog import codes
 from paceline.runlog.appended import Appended, OnRefusal

@@ -24,8 +24,7 @@ from paceline.plan.hardware.device_catalogue import AcceleratorCluster, card_nam
 from paceline.plan.hardware.device_kinds import is_accelerator
 from paceline.plan.hardware.probe import probe_hardware
 from paceline.schedulers import codes
-from paceline.schedulers.job import ArrayTask, ClusterJob, ServedModel
-from paceline.schedulers.table import SHARES_DISK
+from paceline.schedulers.job import SHARES_DISK, ArrayTask, ClusterJob, ServedModel
 
 if TYPE_CHECKING:
     from paceline.config.load import Loaded

@@ -39,12 +39,12 @@ class JobControl(Protocol):
 
 #: scheduler → its ``JobControl``
 CONTROLS: Mapping[str, str] = {
-    "slurm": "paceline.schedulers.slurm.control:CONTROL",
-    "kubernetes": "paceline.schedulers.kubernetes.control:CONTROL",
-    "ray": "paceline.schedulers.ray.control:CONTROL",
-    "local": "paceline.schedulers.local:CONTROL",
-    "mpi": "paceline.schedulers.local:CONTROL",
-    "ssh": "paceline.schedulers.local:CONTROL",
+    "slurm": "paceline.schedulers.slurm.job:CONTROL",
+    "kubernetes": "paceline.schedulers.kubernetes.job:CONTROL",
+    "ray": "paceline.schedulers.ray.job:CONTROL",
+    "local": "paceline.schedulers.script_job:CONTROL",
+    "mpi": "paceline.schedulers.script_job:CONTROL",
+    "ssh": "paceline.schedulers.script_job:CONTROL",
 }
 
 

@@ -1,13 +1,19 @@
-"""A job as every scheduler sees it: what runs on each node, and what the site wants around it."""
+"""A job as every scheduler sees it: what runs on each node, what the site wants around it, and its name.
+
+``SCHEDULERS`` has the schedulers; a scheduler's module is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from paceline.config.sections.launch import LaunchSection, seconds_of
+from paceline.core.plugins.tables import load_attr
 from paceline.launch.run_secret import VALUE
 
 
@@ -129,3 +135,40 @@ class Scheduler(Protocol):
 RESTARTS = 3  # of a job, unless launch.max_restarts says otherwise
 #: In ``ClusterJob.out``: the secret with which ranks of several nodes sign their messages.
 SECRET_NAME = "store-secret"
+
+
+#: JobSet and Job append ``-servers-0-99999-abcde`` to it, and a pod's name has 63 characters at most
+LONGEST = 40
+_DIGEST = 6
+
+
+def dns_name(text: str) -> str:
+    """Return ``text`` where it is such a name, else a name like it that ends with a digest of it."""
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not plain[:1].isalpha():
+        plain = f"run-{plain}".strip("-")
+    if plain == text and len(text) <= LONGEST:
+        return text
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=_DIGEST // 2).hexdigest()
+    return f"{plain[: LONGEST - _DIGEST - 1].strip('-')}-{digest}"
+
+
+#: name → its function
+SCHEDULERS: Mapping[str, str] = {
+    "slurm": "paceline.schedulers.slurm.job:slurm_job",
+    "kubernetes": "paceline.schedulers.kubernetes.job:kubernetes_job",
+    "ray": "paceline.schedulers.ray.job:ray_job",
+    "skypilot": "paceline.schedulers.clouds.skypilot:skypilot_job",
+    "dstack": "paceline.schedulers.clouds.dstack:dstack_job",
+    "mpi": "paceline.schedulers.hosts:mpi_job",
+    "ssh": "paceline.schedulers.hosts:ssh_job",
+    "local": "paceline.schedulers.script_job:local_job",
+}
+#: those whose nodes see the disk of the machine that launches
+SHARES_DISK = ("slurm", "mpi", "ssh", "local")
+
+
+def scheduler_named(name: str) -> Scheduler:
+    """Return a scheduler's function."""
+    function: Scheduler = load_attr(SCHEDULERS[name])
+    return function

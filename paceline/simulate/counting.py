@@ -1,14 +1,15 @@
-"""Count a simulated step's collectives by kind and bytes, and the activations that autograd saves."""
+"""Meters of a simulated step: collectives by kind and bytes, saved activations, and live bytes at most."""
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule
@@ -168,3 +169,48 @@ def local_tensor(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follow every storage that exists, or that operators create inside; ``peak``: the most bytes.
+
+    Storages that are resized, as FSDP does with gathered weights, count with their size at the moment.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._storages: dict[int, weakref.ref[UntypedStorage]] = {}
+        for tensor in tensors:
+            self._follow(local_tensor(tensor))
+        self.before = self.peak = self._live()
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator, and count what exists then."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._follow(leaf)
+        self.peak = max(self.peak, self._live())
+        return result
+
+    def _follow(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self._storages[storage._cdata] = weakref.ref(storage)
+
+    def _live(self) -> int:
+        live, gone = 0, []
+        for key, reference in self._storages.items():
+            storage = reference()
+            if storage is None:
+                gone.append(key)
+            else:
+                live += storage.nbytes()
+        for key in gone:
+            del self._storages[key]
+        return live

@@ -26,8 +26,14 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.model import BuildOptions
 from paceline.protocols.roles import Output
 from paceline.runtime.process_group.world import World
-from paceline.simulate.counting import Collectives, FakeValues, SavedActivations, gathered_bytes, held_bytes
-from paceline.simulate.live_bytes import LiveBytes
+from paceline.simulate.counting import (
+    Collectives,
+    FakeValues,
+    LiveBytes,
+    SavedActivations,
+    gathered_bytes,
+    held_bytes,
+)
 from paceline.simulate.model import FakeFactory
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.registry import make_strategy

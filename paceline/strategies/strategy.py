@@ -25,9 +25,8 @@ from paceline.runtime.device.device import sum_dtype
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes, replicated_state
 from paceline.strategies.grad_norm import clipping_and_skipping, scale_of, skips_on_device, squares
-from paceline.strategies.model_handle import Handle, Handles
+from paceline.strategies.model_handle import Handle, Handles, ParameterAccess
 from paceline.strategies.optimizers.build import build_optimizer, set_learning_rate
-from paceline.strategies.parameter_access import ParameterAccess
 from paceline.strategies.replicated_state import ReadOnce
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode, PacelineError
-from paceline.core.os_errors import refusal_of
+from paceline.core.files import refusal_of
 from paceline.core.units import human_bytes
 from paceline.plan.cost.from_plan import cluster_of_hardware, planned_candidate, search_spec_of
 from paceline.plan.hardware.device_kinds import is_accelerator

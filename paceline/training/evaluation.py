@@ -23,8 +23,8 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError, PacelineError
 from paceline.data.prepare.prepare import Prepared
 from paceline.data.token_table import TokenTable, decode_labels
+from paceline.data.tokenizer.file_facts import special_texts
 from paceline.data.tokenizer.load import TokenizerSpec, open_tokenizer
-from paceline.data.tokenizer.special_texts import special_texts
 from paceline.evaluation import codes as evaluation_codes
 from paceline.evaluation.scores.metrics import Pairs, is_corpus, score
 from paceline.generation.engine import Completion, Request, RolloutSampling

@@ -31,8 +31,8 @@ from paceline.core.files import read_run_file, read_text
 from paceline.core.json_types import JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_into
+from paceline.data.tokenizer.file_facts import special_texts
 from paceline.data.tokenizer.load import load_tokenizer
-from paceline.data.tokenizer.special_texts import special_texts
 from paceline.evaluation.open_run import end_where_turns_end
 from paceline.evaluation.prompts import prompts_of
 from paceline.evaluation.scores.picture_answers import answer_about_pictures, has_pictures

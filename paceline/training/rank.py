@@ -22,7 +22,7 @@ from paceline.launch.environment.job_managers import parse_nonnegative_int, proc
 from paceline.launch.program import redacted, tolerate_loss
 from paceline.launch.run_secret import read_secret
 from paceline.launch.supervision.worker_channel import LauncherConnection
-from paceline.runlog.console_lines import is_verbose
+from paceline.runlog.lines import is_verbose
 from paceline.runlog.redact import Redactor
 from paceline.runlog.stacks import stacks_to
 from paceline.runtime import codes

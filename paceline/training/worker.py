@@ -20,7 +20,7 @@ from paceline.launch.run_secret import read_secret
 from paceline.launch.supervision.worker_channel import LauncherConnection
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.runlog.console_lines import is_verbose, next_commands
+from paceline.runlog.lines import is_verbose, next_commands
 from paceline.runtime.device.device import use_deterministic_kernels
 from paceline.runtime.device.host import process_seconds, threads_per_rank
 from paceline.runtime.library_noise import import_without_torchao, quiet_libraries
@@ -28,13 +28,13 @@ from paceline.runtime.process_group.device_mesh import limit_groups
 from paceline.runtime.process_group.world import RankEnv, World
 from paceline.runtime.time_limit import exit_now
 from paceline.training.checkpointing.resume_compatibility import nothing_left
+from paceline.training.loop.nonfinite_trace import explain_nonfinite
 from paceline.training.loop.trainer import SAVE, Hooks
 from paceline.training.rank_arguments import Start
 from paceline.training.reporting.console import print_summary
 from paceline.training.run import startup
 from paceline.training.run.build import RunBuilder
 from paceline.training.run.last_checkpoint import LastCheckpoint
-from paceline.training.run.loaded_weights import explain_nonfinite
 from paceline.training.run.peer_failures import FailureReporter
 from paceline.training.run.record import RunRecord
 from paceline.training.spare import of_libraries

@@ -198,7 +198,14 @@ def _time(axes: Axes, rows: Sequence[Candidate]) -> None:
         starts = [start + share for start, share in zip(starts, shares, strict=True)]
     for number, row in enumerate(rows):
         if row.safe:
-            _after(axes, 100.0, number, _seconds(row.step), 100.0, INK)
+            _after(
+                axes,
+                100.0,
+                number,
+                f"{row.step:.2f} s" if row.step < 10 else f"{row.step:,.0f} s",
+                100.0,
+                INK,
+            )
     axes.set_xlim(0, 122)
     axes.set_xticks([0, 25, 50, 75, 100])
     axes.set_title(
@@ -206,10 +213,6 @@ def _time(axes: Axes, rows: Sequence[Candidate]) -> None:
     )
     axes.tick_params(axis="y", labelleft=False, length=0)
     _plain(axes)
-
-
-def _seconds(step: float) -> str:
-    return f"{step:.2f} s" if step < 10 else f"{step:,.0f} s"
 
 
 def _plain(axes: Axes) -> None:

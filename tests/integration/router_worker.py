@@ -15,7 +15,7 @@ import torch
 from engine_stub import engine_of
 from tiny_parts import make_batch
 
-from paceline.algorithms.moe_balance_loss import TERM, WithBalanceLoss
+from paceline.algorithms.algorithm import TERM, WithBalanceLoss
 from paceline.algorithms.supervised.sft import SFT
 from paceline.models.factory import HFModelFactory
 from paceline.plan.features.experts import RouterLoss

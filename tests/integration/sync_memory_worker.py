@@ -20,8 +20,7 @@ from paceline.models.lora import base_weights
 from paceline.plan.features.freezing import Freezing
 from paceline.protocols.roles import Role
 from paceline.runtime.process_group.world import RankEnv, World, environment
-from paceline.simulate.counting import local_tensor
-from paceline.simulate.live_bytes import LiveBytes
+from paceline.simulate.counting import LiveBytes, local_tensor
 from paceline.strategies.registry import make_strategy
 from paceline.training.rollout import weight_transfer
 from paceline.training.rollout.weight_entries import Sharing

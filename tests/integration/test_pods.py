@@ -14,7 +14,7 @@ from support import Run, write_yaml
 
 from paceline.config.load import load_config
 from paceline.schedulers.check_job import JobRequest, job_of
-from paceline.schedulers.kubernetes.render import kubernetes_job
+from paceline.schedulers.kubernetes.job import kubernetes_job
 
 pytestmark = [pytest.mark.integration]
 #: what Kubeflow's controllers add to the pods of the second node; a Job's controller fills in its annotation

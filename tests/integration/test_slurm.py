@@ -17,7 +17,7 @@ from rendered_jobs import job, random_value
 from support import Run, run_process, write_yaml
 
 from paceline.core.rundir import RunDir
-from paceline.schedulers.slurm.render import slurm_job
+from paceline.schedulers.slurm.job import slurm_job
 from paceline.schedulers.write_files import write_job
 
 pytestmark = [

@@ -23,7 +23,7 @@ from paceline.checkpoint.format.verify_files import read_state
 from paceline.config.load import load_config
 from paceline.core.rundir import RunDir
 from paceline.schedulers.check_job import JobRequest, job_of
-from paceline.schedulers.ray.render import ray_job
+from paceline.schedulers.ray.job import ray_job
 from paceline.schedulers.write_files import write_job
 
 pytestmark = [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.algorithm import Algorithm
-from paceline.algorithms.answer_sums import document_labels
+from paceline.algorithms.preference.pair_policy import document_labels
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
 from paceline.protocols.rollout import PrecomputedField, RolloutAnswers

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from paceline.algorithms.answer_sums import document_sums, sum_of
-from paceline.algorithms.preference.pair_policy import WithReference
+from paceline.algorithms.preference.pair_policy import WithReference, document_sums, sum_of
 from paceline.config.sections.algorithms.preference import KtoOptions
 from paceline.core.json_types import Json
 from paceline.protocols.algorithm import WindowMeans

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.algorithms.algorithm import Algorithm
-from paceline.algorithms.answer_sums import halves, real_pairs, sum_of
+from paceline.algorithms.preference.pair_policy import halves, real_pairs, sum_of
 from paceline.config.sections.algorithms.preference import RewardOptions
 from paceline.core.json_types import Json
 from paceline.protocols.batch import Batch

@@ -34,7 +34,7 @@ REWARDS = Registry(
         "length": f"{_HERE}.builtin:length",
         "overlong": f"{_HERE}.builtin:overlong",
         "ended": f"{_HERE}.builtin:ended",
-        "math_verify": f"{_HERE}.math_reward:math_verify",
+        "math_verify": f"{_HERE}.builtin:math_verify",
         "code": f"{_HERE}.code_reward:CodeReward",
         JUDGE: f"{_HERE}.judge_reward:JudgeReward",
     },
@@ -301,7 +301,7 @@ def check_built_in(spec: RewardSpec) -> None:
     if spec.name == JUDGE:
         REWARDS.load(spec.name)(**spec.options).close()
     if spec.name == "math_verify":
-        from paceline.algorithms.rewards.math_reward import check_package
+        from paceline.algorithms.rewards.builtin import check_package
 
         check_package()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline.checkpoint.format.durable_files import write_fresh
 from paceline.checkpoint.load.reader import CheckpointReader
 from paceline.config.schema import Config
-from paceline.config.sections.algorithms.retrieval import EmbeddingOptions
+from paceline.config.sections.algorithms.supervised import EmbeddingOptions
 from paceline.core.json_types import Json, as_object, value_at
 from paceline.plan.algorithms.spec import algorithm_spec
 

@@ -15,7 +15,7 @@ from paceline.checkpoint import codes
 from paceline.checkpoint.format.block_hashes import BlockHash, BlockSizes
 from paceline.checkpoint.format.manifest import FileEntry
 from paceline.core.errors import CheckpointError
-from paceline.core.os_errors import refusal_of
+from paceline.core.files import refusal_of
 from paceline.core.units import human_bytes
 
 CrashPoint = Callable[[str], None]

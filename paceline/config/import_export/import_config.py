@@ -25,8 +25,7 @@ from paceline.config.import_export.commands.other_jobs import refuse_other_file
 from paceline.config.import_export.decide_keys import Code, decide
 from paceline.config.import_export.import_backend_files import import_job
 from paceline.config.import_export.programs import axolotl, llamafactory, ms_swift, transformers, trl
-from paceline.config.import_export.programs.ms_swift import ENVIRONMENT
-from paceline.config.import_export.programs.ms_swift_retrieval import OF_LOSSES
+from paceline.config.import_export.programs.ms_swift import ENVIRONMENT, OF_LOSSES
 from paceline.config.import_export.programs.transformers import NO_VALUE
 from paceline.config.import_export.verdicts import Finding, Imported, KeyReader, KeyVerdict, flat
 from paceline.config.registries.object_store_url import is_url

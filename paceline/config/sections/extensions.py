@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from paceline.config.sections.types import Mapping, Section, misfit, to_path, to_text, to_texts
 from paceline.core.json_types import Json
-from paceline.core.plugins.extensions import registered
+from paceline.core.plugins.tables import registered
 
 
 def own_name(kind: str, built_in: Collection[str] = (), *, only: bool = False) -> Callable[[Json], str]:

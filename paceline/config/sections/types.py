@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from paceline.config.yaml_text.scalars import parse_number
 from paceline.core.json_types import Json, JsonObject
-from paceline.core.plugins.extensions import registered
+from paceline.core.plugins.tables import registered
 
 Read = TypeVar("Read")  # what a validator makes of a value
 #: The largest int that fits everywhere it is used (tensors, seeds, clocks): signed 64 bits.

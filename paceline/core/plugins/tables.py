@@ -1,8 +1,11 @@
-"""Tables of strategies and algorithms: name → (spec, class), imported on demand.
+"""Tables of strategies, algorithms and kinds of user-defined parts: name → what implements it, on demand.
 
 A ``Registry`` lists its names without importing a module. A spec describes the strategy or algorithm without
 importing torch; rules, the plan and the generated pages read it. The class implements it in the worker
 processes. Code elsewhere never compares with a name.
+
+A user's part is named as ``module:attr`` wherever the config has its key; a package registers a name for one
+in the entry-point group ``paceline.KIND``.
 """
 
 from __future__ import annotations
@@ -228,13 +231,13 @@ ALGORITHMS = Table(
         ),
         "embedding": Row(
             "paceline.plan.algorithms.retrieval:EMBEDDING",
-            "paceline.algorithms.supervised.embedding:Embedding",
-            f"{_SECTIONS}.algorithms.retrieval:EmbeddingOptions",
+            "paceline.algorithms.supervised.retrieval:Embedding",
+            f"{_SECTIONS}.algorithms.supervised:EmbeddingOptions",
         ),
         "reranker": Row(
             "paceline.plan.algorithms.retrieval:RERANKER",
-            "paceline.algorithms.supervised.reranker:Reranker",
-            f"{_SECTIONS}.algorithms.retrieval:RerankerOptions",
+            "paceline.algorithms.supervised.retrieval:Reranker",
+            f"{_SECTIONS}.algorithms.supervised:RerankerOptions",
         ),
         "distillation": Row(
             "paceline.plan.algorithms.supervised:DISTILLATION",
@@ -248,17 +251,17 @@ ALGORITHMS = Table(
         ),
         "cpo": Row(
             f"{_PAIRS}:CPO",
-            "paceline.algorithms.preference.cpo:CPO",
+            "paceline.algorithms.preference.reference_free:CPO",
             f"{_SECTIONS}.algorithms.preference:CpoOptions",
         ),
         "orpo": Row(
             f"{_PAIRS}:ORPO",
-            "paceline.algorithms.preference.orpo:ORPO",
+            "paceline.algorithms.preference.reference_free:ORPO",
             f"{_SECTIONS}.algorithms.preference:OrpoOptions",
         ),
         "simpo": Row(
             f"{_PAIRS}:SIMPO",
-            "paceline.algorithms.preference.cpo:SimPO",
+            "paceline.algorithms.preference.reference_free:SimPO",
             f"{_SECTIONS}.algorithms.preference:SimpoOptions",
         ),
         "ppo": Row(
@@ -320,3 +323,39 @@ def is_async(function: Callable[..., Json]) -> bool:
         inspect.iscoroutinefunction(callable_) or inspect.isasyncgenfunction(callable_)
         for callable_ in called
     )
+
+
+@dataclass(frozen=True)
+class Extension:
+    """One kind: its description, YAML key, library argument, and the form of a user's own."""
+
+    words: str
+    key: str
+    argument: str
+    form: str
+
+
+#: Kind, which is the entry-point group after ``paceline.`` → the extension.
+EXTENSIONS: Mapping[str, Extension] = {
+    "algorithms": Extension("algorithm", "training.algorithm", "train(algorithm=)", "module:SPEC"),
+    "strategies": Extension(
+        "strategy", "training.distributed_strategy", "train(strategy=)", "module:Class or module:SPEC"
+    ),
+    "datasets": Extension("data set", "data.train, data.eval", "train(dataset=)", "module:function"),
+    "converters": Extension("row converter", "data.converter", "train(converter=)", "module:function"),
+    "rewards": Extension("reward", "training.rollout.rewards", "train(rewards=)", "module:function"),
+    "metrics": Extension("metric of answers", "training.eval_metrics", "train(metrics=)", "module:function"),
+    "callbacks": Extension("callback", "training.callbacks", "train(callbacks=)", "module:Class"),
+    "trackers": Extension("tracker", "training.report_to", "train(trackers=)", "module:Class"),
+    "exporters": Extension("exporter", "training.exporters", "export(exporters=)", "module:function"),
+}
+
+
+def registered(kind: str, name: str) -> tuple[str, ...]:
+    """Return the ``module:attr`` that installed packages register for ``name``: none, one, or several if they
+    disagree. ``kind`` is a key of EXTENSIONS. Imports none of them.
+    """
+    from importlib.metadata import entry_points  # slow to import
+
+    assert kind in EXTENSIONS, kind
+    return tuple(sorted({point.value for point in entry_points(group=f"paceline.{kind}", name=name)}))

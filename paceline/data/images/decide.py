@@ -1,8 +1,13 @@
-"""Whether and how the pictures of a config's rows are seen. Imports no numpy: a start asks it, too."""
+"""Whether and how the pictures of a config's rows are seen. Imports no numpy: a start asks it, too.
+
+The first rows of a job's data sets decide ``model.vision: auto``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,17 +17,79 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.core.json_types import Json
 from paceline.data import codes
 from paceline.data.images.open_image import MediaFolder
-from paceline.data.preflight.find_sets import find_set, media_beside, sections_of
-from paceline.data.preflight.image_rows import images_in_rows
+from paceline.data.preflight.check_sets import is_looked_into
+from paceline.data.preflight.find_sets import LOOKED_AT, converter_named, find_set, media_beside, sections_of
+from paceline.data.rows.formats import IMAGE_COLUMNS, IMAGE_PARTS
 from paceline.data.rows.kinds.base import RowKind
+from paceline.data.rows.messages import parsed_turns
+from paceline.data.rows.values import Cell, Row, is_empty
+from paceline.data.sources.readers import read_rows
+from paceline.data.sources.user_code import converted
 from paceline.data.tokenizer.load import tokenizer_folder
 from paceline.plan.images.settings import ImageSettings, image_settings
 from paceline.plan.model.family import image_family
 from paceline.plan.model.read_config import config_from_path
 
 if TYPE_CHECKING:
-    from paceline.config.sections.data import DataSection
+    from paceline.config.sections.data import DataSection, Dataset
     from paceline.config.sections.model import ModelSection
+
+
+_TAG = re.compile(r"<img>[^<]+</img>")  # of ms-swift: it names its picture itself
+_DEEPEST = 6  # a row's columns, lists of turns, turns, lists of parts, parts
+
+
+def images_in_rows(data: DataSection, *, imports: bool) -> bool | None:
+    """Return whether the first rows of any data set have an image; None if some were not read.
+
+    ``imports``: sets that need the user's code or the ``datasets`` library are read, too. What cannot be
+    read is not said here: other checks name it.
+    """
+    left = False
+    for key, section in sections_of(data):
+        with suppress(PacelineError):
+            converter = converter_named(section, data.converter)
+            data_set = find_set(key, section)
+            here = is_looked_into(data_set, None) and converter is None
+            if data_set.located.kind == "hub" or not (here or imports):
+                left = True
+                continue
+            rows = iter(read_rows(data_set.located, section.split))
+            rows = rows if converter is None else converted(rows, converter)
+            head = parsed_turns(itertools.islice(rows, LOOKED_AT), section.columns)
+            values = (row.value for row in head if row.value is not None)
+            if any(has_image(value, _columns(section)) for value in values):
+                return True
+    return None if left else False
+
+
+def _columns(section: Dataset) -> tuple[str, ...]:
+    """Return the columns in which a data set's images may stand."""
+    return (
+        *IMAGE_COLUMNS,
+        *(str(section.columns[name]) for name in IMAGE_COLUMNS if name in section.columns),
+    )
+
+
+def has_image(row: Row, columns: tuple[str, ...] = IMAGE_COLUMNS) -> bool:
+    """Whether a row has an image: in a column, as a part of a turn's content, or in a tag of a text."""
+    return any(not is_empty(row.get(name)) for name in columns) or any(_parts(row, 0))
+
+
+def _parts(value: Cell, depth: int) -> Iterator[bool]:
+    if depth > _DEEPEST:
+        return
+    if isinstance(value, str):
+        yield _TAG.search(value) is not None
+    if isinstance(value, Mapping):
+        yield value.get("type") in IMAGE_PARTS or (
+            depth > 1 and any(not is_empty(value.get(n)) for n in IMAGE_COLUMNS)
+        )
+    inner = (
+        value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    )
+    for item in inner:
+        yield from _parts(item, depth + 1)
 
 
 def sees_pictures(data: DataSection, model: ModelSection, kind: RowKind, *, imports: bool = True) -> bool:

@@ -1,11 +1,17 @@
-"""Pixels while training: made of the files of prepared pictures, by the threads of the loader."""
+"""Pixels while training: made of the files of prepared pictures, by the threads of the loader.
+
+Pixels on disk (``data.image_cache: disk``): a file for each picture and each way of processing it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import os
+import shutil
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +26,9 @@ from paceline.core.files import open_file
 from paceline.core.json_types import Json
 from paceline.data import codes
 from paceline.data.dataset_store import TOKENIZER
+from paceline.data.file_digests import digest_of
 from paceline.data.images.decide import config_of
 from paceline.data.images.open_image import MAX_BYTES, decoded
-from paceline.data.images.pixel_cache import PixelCache
 from paceline.data.images.processor import ImageMarks, ImageProcessor, Inputs
 from paceline.data.images.table import BYTES, IN_FILE, ImageTable, PlacedImage, StoredImage
 from paceline.data.rows.values import RowError
@@ -35,6 +41,50 @@ if TYPE_CHECKING:
 
     from paceline.config.schema import Config
     from paceline.plan.images.settings import ImageSettings
+
+
+_LEAST_FREE = 0.1  # of the disk: with less, pixels are made anew in place of being kept
+
+
+@dataclass(frozen=True)
+class PixelCache:
+    """A folder of safetensors files. A file that cannot be read counts as missing; nothing is added to a disk
+    that is nearly full.
+    """
+
+    folder: Path
+
+    @classmethod
+    def of(cls, folder: Path, identity: Mapping[str, Json]) -> PixelCache:
+        """Return the cache in ``folder`` for a processor with these settings."""
+        return cls(folder / digest_of(dict(identity))[:16])
+
+    def get(self, name: str) -> dict[str, NDArray] | None:
+        """Return the arrays kept under a name; None if there are none."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            return dict(load_file(self._file(name)))
+        except (OSError, SafetensorError):
+            return None
+
+    def put(self, name: str, arrays: Mapping[str, NDArray]) -> None:
+        """Keep arrays under a name, if the disk has room."""
+        from safetensors.numpy import save_file
+
+        file = self._file(name)
+        with suppress(OSError):  # what is not kept is made again
+            file.parent.mkdir(parents=True, exist_ok=True)
+            usage = shutil.disk_usage(file.parent)
+            if usage.free - sum(a.nbytes for a in arrays.values()) < _LEAST_FREE * usage.total:
+                return
+            staged = file.with_name(f".{file.name}.{os.getpid()}.{threading.get_ident()}")
+            save_file({n: a.copy() for n, a in arrays.items()}, staged)
+            staged.replace(file)
+
+    def _file(self, name: str) -> Path:
+        return self.folder / name[:2] / f"{name}.safetensors"
 
 
 @dataclass(frozen=True)

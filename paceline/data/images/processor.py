@@ -1,11 +1,13 @@
 """A model's image processor: the pixels by Transformers' own class with Pillow, the tokens from sizes alone.
 
 ``AutoProcessor`` is not asked: for most families it needs torchvision, for videos that it could read.
+
+Pictures as a model gets them: what its tower reads, put together to pictures again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
     from transformers.image_processing_utils import BaseImageProcessor
+
 
 Inputs = dict[str, NDArray]
 
@@ -89,7 +92,7 @@ class ImageProcessor:
 
     def resized(self, image: Image) -> Image:
         """Return a picture within the bounds of ``data.image_min_pixels`` and ``image_max_pixels``."""
-        from paceline.plan.images.grids import scaled_size
+        from paceline.plan.images.layouts import scaled_size
 
         size = scaled_size(*image.size, self.settings.min_pixels, self.settings.max_pixels)
         return image if size == image.size else image.resize(size)
@@ -143,3 +146,44 @@ def _joined(arrays: Sequence[NDArray], axis: int) -> NDArray:
         ]
         padded.append(np.pad(array, [(0, missing) for missing in short]) if any(short) else array)
     return np.concatenate(padded, axis=axis)
+
+
+def shown_pictures(processor: ImageProcessor, inputs: Inputs) -> Iterator[Image]:
+    """Yield the tiles of one picture in order; patches are put together to the picture they come from."""
+    from PIL import Image
+
+    values = inputs["pixel_values"]
+    if "image_grid_thw" in inputs:
+        settings = processor.settings
+        tiles = [_of_grid(values, inputs["image_grid_thw"][0], settings.number("merge_size"))]
+    elif "image_position_ids" in inputs:
+        tiles = [_of_places(values[0], inputs["image_position_ids"][0])]
+    else:
+        tiles = [*values.reshape(-1, *values.shape[-3:])]
+    for tile in tiles:
+        pixels = np.clip(np.rint(processor.pixels(tile)), 0, 255).astype(np.uint8)
+        yield Image.fromarray(np.moveaxis(pixels, 0, -1), "RGB")
+
+
+def _of_grid(patches: NDArray, grid: NDArray[np.int64], merge: int) -> NDArray:
+    """patches [rows * columns, 3 * frames * side * side], in squares of ``merge`` -> [3, height, width]."""
+    _, rows, columns = (int(n) for n in grid)
+    frames = 2
+    side = int(round((patches.shape[1] / 3 / frames) ** 0.5))
+    if side * side * 3 * frames != patches.shape[1]:
+        frames, side = 1, int(round((patches.shape[1] / 3) ** 0.5))
+    shape = (rows // merge, columns // merge, merge, merge, 3, frames, side, side)
+    first = patches.reshape(shape)[:, :, :, :, :, 0]  # [R, C, r, c, 3, side, side]
+    return first.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * side, columns * side)
+
+
+def _of_places(patches: NDArray, places: NDArray[np.int64]) -> NDArray:
+    """patches [n, side * side * 3], places [n, 2] of (column, row), -1 for padding -> [3, height, width]."""
+    real = places[:, 0] >= 0
+    side = int(round((patches.shape[1] / 3) ** 0.5))
+    columns, rows = (int(n) + 1 for n in places[real].max(axis=0))
+    picture = np.zeros((3, rows * side, columns * side), patches.dtype)
+    for patch, (column, row) in zip(patches[real], places[real], strict=True):
+        tile = patch.reshape(side, side, 3).transpose(2, 0, 1)
+        picture[:, row * side : (row + 1) * side, column * side : (column + 1) * side] = tile
+    return picture

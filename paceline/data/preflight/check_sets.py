@@ -1,4 +1,8 @@
-"""Quick checks of a config's data and tokenizer: present, not empty, known format, chat template."""
+"""Quick checks of a config's data and tokenizer: present, not empty, known format, chat template.
+
+Check for special tokens in expected answers: the model learns them, but generated text never shows
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,7 @@ from paceline.data.chat_template.template_texts import (
     template_text,
     templates_in,
 )
-from paceline.data.preflight.answer_tokens import unshown_tokens
-from paceline.data.preflight.chat_template import look_through
+from paceline.data.preflight.chat_template import local_template, look_through, named_tokens
 from paceline.data.preflight.find_sets import (
     DatasetHead,
     LocatedDataset,
@@ -46,12 +49,64 @@ from paceline.data.rows.row_errors import (
 )
 from paceline.data.sources.file_kinds import is_packed, kind_of
 from paceline.data.sources.locate import SAVED, is_own
-from paceline.data.tokenizer.load import tokenizer_files, tokenizer_folder
+from paceline.data.tokenizer.file_facts import SpecialTexts, special_in_files
+from paceline.data.tokenizer.load import tokenizer_files, tokenizer_folder, tokenizer_here
 from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:
     from paceline.config.sections.data import DataSection, Dataset
     from paceline.config.sections.model import ModelSection
+
+
+def unshown_tokens(
+    model: ModelSection, head: DatasetHead, reading: Reading, where: str
+) -> Iterator[Diagnostic]:
+    """Warn of special tokens in the expected answers of the first rows; ``where`` names the data set.
+
+    End-of-text tokens and the chat template's markers do not count.
+    """
+    special = _of_answers(model)
+    if special.tokens:
+        examples = (example for _, those in head.usable(reading) for example in those)
+        yield from unshown(special, expected_texts(examples), where, added=model.add_special_tokens)
+
+
+def unshown(
+    special: SpecialTexts, texts: Iterable[str], where: str, *, added: Iterable[str] = ()
+) -> Iterator[Diagnostic]:
+    """Warn if ``texts``, expected answers, have special tokens. ``added``: those that the config adds."""
+    found = list(dict.fromkeys(token for text in texts for token in special.found_in(text)))
+    if not found:
+        return
+    own = [token for token in found if token in set(added)]
+    remedy = (
+        f"model.add_tokens: {json.dumps(own, ensure_ascii=False)} instead of model.add_special_tokens"
+        if own
+        else "write these marks as ordinary text, or as tokens that a tokenizer has from model.add_tokens"
+    )
+    yield codes.DATA_SPECIAL_IN_ANSWER(where, ", ".join(found), hint=remedy)
+
+
+def expected_texts(examples: Iterable[Example]) -> Iterator[str]:
+    """Yield the texts of the answers that rows expect."""
+    for example in examples:
+        if example.facts and (answer := json.loads(example.facts).get("answer")) is not None:
+            yield str(answer)
+        for turn in example.messages[example.learn_from :]:
+            if turn["role"] == "assistant":
+                yield turn["content"]
+
+
+def _of_answers(model: ModelSection) -> SpecialTexts:
+    folder, added = tokenizer_here(model), frozenset(model.add_special_tokens)
+    if folder is None:
+        return SpecialTexts(added)
+    template = local_template(model)
+    written = "".join(template.texts.values()) if template is not None else ""
+    ends = frozenset(named_tokens(folder).values())
+    of_files = {token for token in special_in_files(folder) - ends if token not in written}
+    return SpecialTexts(added | of_files)
+
 
 #: A JSON list must be read completely for its first row; larger ones are left to the preparation.
 MOST_BYTES = 64 << 20

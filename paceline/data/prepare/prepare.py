@@ -29,8 +29,8 @@ from paceline.data.sources.user_code import converter_digest
 from paceline.data.token_table import TokenTable
 from paceline.data.tokenizer.identity import tokenizer_identity
 from paceline.data.tokenizer.load import tokenizer_spec
+from paceline.models.special_tokens import SpecialTokens
 from paceline.plan.images.settings import ImageSettings
-from paceline.protocols.special_tokens import SpecialTokens
 from paceline.rules import codes as rules_codes
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Required, TypedDict
 
 from paceline.core.json_types import JsonObject
-from paceline.data.rows.values import Cell, RawRow, Row, RowError, as_json, as_text, is_empty
-from paceline.data.sources.json_rows import parse_row
+from paceline.data.rows.values import Cell, RawRow, Row, RowError, as_json, as_text, is_empty, parse_row
 
 
 class Message(TypedDict, total=False):

@@ -20,11 +20,18 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import open_file, pointers
 from paceline.data import codes
-from paceline.data.rows.values import Cell, RawRow, without_filled
-from paceline.data.sources.file_kinds import is_packed, kind_of, open_rows, reading
-from paceline.data.sources.json_rows import DECODER, check_value, parse_row
+from paceline.data.rows.values import DECODER, Cell, RawRow, check_value, parse_row, without_filled
+from paceline.data.sources.file_kinds import (
+    disguised,
+    frame_orientation,
+    is_packed,
+    kind_of,
+    objects_over_lines,
+    open_rows,
+    reading,
+    wrong_csv,
+)
 from paceline.data.sources.locate import Located
-from paceline.data.sources.malformed import disguised, frame_orientation, objects_over_lines, wrong_csv
 from paceline.data.sources.user_code import own_rows
 
 if TYPE_CHECKING:

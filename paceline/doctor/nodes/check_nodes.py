@@ -16,16 +16,6 @@ from paceline.core.json_types import JsonObject
 from paceline.doctor.nodes import codes
 from paceline.doctor.nodes.compare import NodeComparison, clock_findings, folder_findings, on_nodes
 from paceline.doctor.nodes.facts import NodeJob, node_facts
-from paceline.doctor.nodes.links import (
-    Link,
-    link_findings,
-    name_findings,
-    partners_of,
-    port_findings,
-    shifts_of,
-    suspects,
-    to_try,
-)
 from paceline.doctor.nodes.meeting import Meeting, join
 from paceline.doctor.nodes.messages import (
     ClockReading,
@@ -34,6 +24,7 @@ from paceline.doctor.nodes.messages import (
     NodeFacts,
     NodeRequest,
     NodesVerdict,
+    NotOurs,
     RanksAnswer,
     SentBytes,
     Transfers,
@@ -43,8 +34,18 @@ from paceline.doctor.nodes.messages import (
 )
 from paceline.doctor.nodes.network import address_towards, listen_at, resolved
 from paceline.doctor.nodes.node import RANKS_SECONDS, NodeServer
-from paceline.doctor.nodes.partners import LARGEST, PartnerListener
-from paceline.doctor.nodes.wire import NotOurs
+from paceline.doctor.nodes.partners import (
+    LARGEST,
+    Link,
+    PartnerListener,
+    link_findings,
+    name_findings,
+    partners_of,
+    port_findings,
+    shifts_of,
+    suspects,
+    to_try,
+)
 from paceline.launch.network import DEFAULT_PORT, is_loopback, resolves_to_loopback
 from paceline.launch.run_secret import read_secret, unsigned
 

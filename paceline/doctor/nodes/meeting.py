@@ -12,8 +12,17 @@ from contextlib import suppress
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.json_types import JsonObject
 from paceline.doctor.nodes import codes
-from paceline.doctor.nodes.messages import Hello, NodeRequest, NodesVerdict, node_name, received
-from paceline.doctor.nodes.wire import NotOurs, Wire, greet, welcome
+from paceline.doctor.nodes.messages import (
+    Hello,
+    NodeRequest,
+    NodesVerdict,
+    NotOurs,
+    Wire,
+    greet,
+    node_name,
+    received,
+    welcome,
+)
 from paceline.plan.plan_json import to_json
 from paceline.runlog.redact import printable
 

@@ -18,11 +18,11 @@ from paceline.doctor.nodes.messages import (
     RanksAnswer,
     Transfers,
     Trials,
+    Wire,
     received,
 )
 from paceline.doctor.nodes.partners import PartnerListener, each, send_to, try_partner
 from paceline.doctor.nodes.run_folder import FolderToken
-from paceline.doctor.nodes.wire import Wire
 from paceline.launch.child import run_job
 from paceline.launch.environment.job_managers import MANAGERS
 from paceline.launch.network import gloo_interface

@@ -13,7 +13,7 @@ from paceline.config.registries.evaluation_metrics import written_out
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.json_types import Json, JsonObject, as_object
-from paceline.data.tokenizer.special_texts import SpecialTexts
+from paceline.data.tokenizer.file_facts import SpecialTexts
 from paceline.evaluation import codes
 from paceline.evaluation.answers_file import generate_rows
 from paceline.evaluation.file_rows import FileRows, read_task, settings_of

@@ -15,7 +15,7 @@ from paceline.config.sections.data import Dataset
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_into
-from paceline.data.preflight.image_rows import images_in_rows
+from paceline.data.images.decide import images_in_rows
 from paceline.evaluation.file_rows import FileRows, read_task, settings_of
 from paceline.evaluation.model_folders import NamedModel, config_of, named_models
 from paceline.evaluation.pictures import picture_loader, write_pictures

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.config.schema import Config
 from paceline.core.package import PACKAGE_VERSION
 from paceline.core.security.secrets import without_secrets
-from paceline.launch.site_calibration import coefficients_of
+from paceline.launch.calibrate_site import coefficients_of
 
 if TYPE_CHECKING:
     from paceline.plan.cost.report import Forecast

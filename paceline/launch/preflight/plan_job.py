@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import codes as config_codes
-from paceline.config.layers.unreliable_keys import certain_findings, is_reliable
+from paceline.config.layers.build import certain_findings, is_reliable
 from paceline.config.schema import field_of
 from paceline.config.source import COMMAND_LINE, DEFAULTS
 from paceline.core.diagnostics import Diagnostic, Severity, errors

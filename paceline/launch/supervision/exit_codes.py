@@ -1,4 +1,4 @@
-"""Combine the exit codes of many processes into one, and find the failure that caused the others.
+"""Exit codes of many processes: combined into one, the failure that caused the others, and what follows each.
 
 A rank's own reported error wins over the errors that it causes in others. So does the first death by a signal
 that the launcher did not send. The order in which failures are observed is not always the order in which they
@@ -6,13 +6,21 @@ happened. Ranks that lose a peer may fail with arbitrary errors shortly before t
 process. A library may abort (SIGABRT) a rank whose peer has just reported its error. So a death by a signal
 that is never a consequence wins over errors up to ``ECHO_SECONDS`` older. A death that may be a consequence
 loses to them.
+
+A cgroup's counter tells whether the kernel's out-of-memory killer ended a process. cgroup v2: ``oom_kill`` in
+``memory.events``; v1: ``oom_kill`` in ``memory.oom_control`` (Linux 4.13). Both count killed processes of the
+group, whichever limit was exceeded. See Documentation/admin-guide/cgroup-v2.rst.
+
+``AFTER`` is the one table behind restarts, docs, manifests and scripts.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ExitCode
@@ -139,3 +147,112 @@ def killed_diagnostic(rank: int, code: int, out_of_memory: bool | None = None, l
         remedy = _UNKNOWN_KILL if out_of_memory is None else _OTHER_KILL
     remedy = remedy.format(log=log or "the rank's log")
     return codes.LAUNCH_WORKER_KILLED(f"{where} was ended by {name}", where, name, remedy, evidence=evidence)
+
+
+# by the type of file system in mountinfo
+_FILES = {"cgroup2": "memory.events", "cgroup": "memory.oom_control"}
+
+
+class MemoryKills:
+    """The out-of-memory counters of the watched processes' cgroups."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._before: dict[Path, int] = {}
+        self._of: dict[int, list[Path]] = {}  # of each process, all groups that it was seen in
+
+    def watch(self, pid: int) -> None:
+        """Record the counter of ``pid``'s cgroup and its current value.
+
+        Call again if the process may have been moved. A process that is dying is moved too: under v1 to the
+        root, so groups that it was seen in before count on.
+        """
+        path = counter_of(pid, self._proc)
+        count = None if path is None or path in self._of.get(pid, ()) else _count(path)
+        if path is not None and count is not None:
+            self._of.setdefault(pid, []).append(path)
+            self._before.setdefault(path, count)
+
+    def killed(self, pid: int) -> bool | None:
+        """Whether the counter of ``pid``'s cgroup has grown since ``watch``; None if it cannot be read."""
+        paths = self._of.get(pid, [])
+        after = {path: _count(path) for path in paths}
+        if any(count is not None and count > self._before[path] for path, count in after.items()):
+            return True
+        return None if not paths or None in after.values() else False
+
+
+def counter_of(pid: int, proc: Path = Path("/proc")) -> Path | None:
+    """Return the file with the out-of-memory counter of ``pid``'s cgroup.
+
+    None if there is none that can be read.
+    """
+    try:
+        groups = (proc / str(pid) / "cgroup").read_text().splitlines()
+        mounts = (proc / "self" / "mountinfo").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None
+    inside_of: dict[str, str] = {}  # type of file system → the cgroup's path in its hierarchy
+    for line in groups:
+        hierarchy, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if hierarchy == "0" and not controllers:
+            inside_of["cgroup2"] = path
+        elif "memory" in controllers.split(","):
+            inside_of["cgroup"] = path
+    # Find where that hierarchy is mounted; inside a container only a part of it may be.
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        fields, (kind, *options) = before.split(), after.split() or [""]
+        of_memory = kind != "cgroup" or "memory" in options[-1].split(",")
+        if kind not in inside_of or len(fields) < 5 or not of_memory:
+            continue
+        root, mount, inside = fields[3], Path(fields[4].replace("\\040", " ")), inside_of[kind]
+        if root == "/" or f"{inside}/".startswith(f"{root}/"):
+            file = mount / inside.removeprefix(root).lstrip("/") / _FILES[kind]
+            if _count(file) is not None:
+                return file
+    return None
+
+
+def _count(path: Path) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return None
+
+
+class After(Enum):
+    """What follows a job's end, in the words of docs/reference/exit-codes.md."""
+
+    DONE = "nothing"
+    FAIL = "fails: the same start would fail again"
+    RESUME = "starts again, uncounted"
+    COUNT = "starts again, counted"
+
+
+#: of a node's launcher; every other code counts, since its cause may heal
+AFTER: Mapping[int, After] = {
+    ExitCode.OK: After.DONE,
+    ExitCode.CONFIG: After.FAIL,
+    ExitCode.CLOSING: After.DONE,
+    ExitCode.STOPPED: After.RESUME,
+    ExitCode.PEER_FAILED: After.COUNT,
+    ExitCode.PEER_SILENT: After.COUNT,
+    ExitCode.INTERRUPTED: After.FAIL,
+    137: After.COUNT,  # SIGKILL: out of memory, or a node that went away
+    143: After.COUNT,  # SIGTERM before a save
+}
+
+#: How much a node's code says about the job's end: a node that failed by itself says more than its peers.
+_WEIGHTS = (After.DONE, After.RESUME, After.COUNT, After.FAIL)
+
+
+def after(code: int) -> After:
+    """Return what follows a node's exit code."""
+    return AFTER.get(code, After.COUNT)
+
+
+def decisive(codes: Iterable[int]) -> int:
+    """Return the code that decides among those of a job's nodes, given in the order of their ends."""
+    return max(codes, key=lambda code: (_WEIGHTS.index(after(code)), code != ExitCode.PEER_FAILED))

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ExitCode
-from paceline.core.files import read_run_file
+from paceline.core.files import read_run_file, refusal_of
 from paceline.core.json_types import NO_UTF8, Json, JsonObject
-from paceline.core.os_errors import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_into
 from paceline.launch import codes

@@ -13,7 +13,7 @@ from paceline.core.files import open_run_file, read_run_file
 from paceline.core.json_types import as_object
 from paceline.core.rundir import RunDir
 from paceline.launch import codes
-from paceline.launch.supervision.exit_policy import After, after
+from paceline.launch.supervision.exit_codes import After, after
 from paceline.launch.supervision.exit_record import REQUEST, begun_start
 
 FIRST_SECONDS, MOST_SECONDS = 2.0, 60.0  # of the pause before a second restart, which doubles

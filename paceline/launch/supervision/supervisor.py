@@ -38,6 +38,7 @@ from paceline.launch.supervision.exit_codes import (
     CALM,
     ECHOES,
     Failure,
+    MemoryKills,
     killed_diagnostic,
     left_unannounced,
     overall_code,
@@ -45,7 +46,6 @@ from paceline.launch.supervision.exit_codes import (
     signal_name,
 )
 from paceline.launch.supervision.exit_record import REQUEST, Exit, LaunchRecord
-from paceline.launch.supervision.oom_kills import MemoryKills
 from paceline.launch.supervision.spare import Process, Spares
 from paceline.launch.supervision.worker_channel import AGENT, SOCKET, PeerExit, WorkerServer
 

@@ -1,5 +1,7 @@
 """A head with K outputs instead of the vocabulary, as in Hugging Face's sequence classification. It gives the
 score of an answer (reward model), its expected score (value model), or one logit per class (classifier).
+
+One vector a document from the hidden states of its tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from torch import Tensor, nn
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
 from paceline.models import codes
-from paceline.models.heads.document_pooling import pooled
 from paceline.models.heads.lm_head import Vocabulary
 from paceline.plan.model.family import family_of
 from paceline.protocols.batch import Batch
@@ -24,6 +25,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from paceline.protocols.model import HFModel
+
+
+FIRST, LAST, MEAN = "cls", "last", "mean"
+
+
+def pooled(hidden: Tensor, batch: Batch, how: str) -> Tensor:
+    """hidden [1, T, H] -> [D, H]: each document's first token (``cls``), last token, or mean over all."""
+    bounds = batch.boundaries()
+    if how == MEAN:  # a document is never empty
+        sums = hidden[0] if hidden.dtype == torch.float64 else hidden[0].float()
+        means = torch.segment_reduce(sums, "mean", lengths=bounds.diff(), axis=0, unsafe=True)
+        return means.to(hidden.dtype)
+    assert how in (FIRST, LAST), how
+    return hidden[0].index_select(0, bounds[:-1] if how == FIRST else bounds[1:] - 1)
+
 
 SCALAR_ROLES = frozenset({Role.REWARD, Role.VALUE, Role.CLASSIFIER})
 TRUNK_ROLES = frozenset({Role.EMBEDDING})  # whose models have no head

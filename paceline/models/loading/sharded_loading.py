@@ -3,13 +3,19 @@
 That needs each parameter to be one tensor of the files, or several that are stacked or joined (the experts of
 a layer). It may also be a head drawn from the seed, or have new rows next to those of the files. For any
 other conversion one rank reads the whole model.
+
+Room in the embedding (and the head) for a tokenizer's new tokens.
+
+New rows are the mean of the old ones plus a thousandth of their standard deviation as noise, from the seed.
+They are equal on all ranks and distinct from each other. This is the rule of Hewitt 2021, "Initializing new
+word embeddings", without its covariance.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +30,6 @@ from paceline.models.loading.folder_tensors import FolderTensors
 from paceline.models.loading.loading_report import TensorMerge, conversions
 from paceline.models.loading.model_source import cannot_load
 from paceline.models.loading.quantized_folder import QuantisedFiles, QuantisedFolder
-from paceline.models.loading.resize_embeddings import new_rows
 from paceline.models.loading.safetensors_files import OpenedFiles, TensorFiles
 from paceline.models.module_tensors import persistent_buffers, replace_tensors
 from paceline.plan.model.files.safetensors_headers import weights_of
@@ -32,6 +37,63 @@ from paceline.protocols.model import Slices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from paceline.protocols.model import HFModel
+
+
+_COLUMNS = 256  # of the old rows that are held in fp32 at a time
+
+Columns = Callable[[int, int], Tensor]  # (first, number) -> these columns of the old rows, [old, number]
+
+
+@torch.no_grad()
+def new_rows(columns: Columns, rows: int, width: int, generator: torch.Generator) -> Tensor:
+    """Return ``rows`` further rows [rows, width], fp32, of a weight whose old ones ``columns`` returns. The
+    same bits however these are read.
+    """
+    noise = torch.randn(rows, width, generator=generator)
+    for first in range(0, width, _COLUMNS):
+        old = columns(first, min(_COLUMNS, width - first)).float().contiguous()
+        noise[:, first : first + _COLUMNS].mul_(1e-3 * old.std(0)).add_(old.mean(0))
+    return noise
+
+
+@torch.no_grad()
+def resize_embeddings(hf: HFModel, rows: int, seed: int) -> None:
+    """Grow or shrink the embedding (and the head) of a model on the CPU to ``rows``, in place."""
+    old = hf.get_input_embeddings().weight.shape[0]
+    hf.resize_token_embeddings(rows, mean_resizing=False)
+    if rows <= old:
+        return
+    generator = torch.Generator().manual_seed(seed)
+    for name in vocabulary_names(hf):
+        weight = hf.get_parameter(name)
+        if weight.shape[0] != rows:
+            continue
+        if weight.ndim == 1:
+            weight[old:] = weight[:old].mean()
+            continue
+
+        def columns(first: int, number: int, weight: Tensor = weight) -> Tensor:
+            return weight[:old, first : first + number]
+
+        weight[old:] = new_rows(columns, rows - old, weight.shape[1], generator)
+
+
+def vocabulary_names(hf: HFModel) -> list[str]:
+    """Return the names of the parameters with a row a token: the embedding's weight, then the head's weight
+    and bias, a tied one once.
+    """
+    vocabulary: list[str] = []
+    names = {id(parameter): name for name, parameter in hf.named_parameters()}
+    for module in (hf.get_input_embeddings(), hf.get_output_embeddings()):
+        for leaf in ("weight", "bias"):
+            parameter = getattr(module, leaf, None)
+            name = names.get(id(parameter)) if isinstance(parameter, nn.Parameter) else None
+            if name is not None and name not in vocabulary:
+                vocabulary.append(name)
+    return vocabulary
+
 
 Shape = tuple[int, ...]
 T = TypeVar("T")

@@ -16,7 +16,6 @@ from torch import nn
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.models import codes
-from paceline.models.encoder import POOLER
 from paceline.models.heads.sequence_classification import (
     SCALAR_ROLES,
     TRUNK_ROLES,
@@ -46,11 +45,10 @@ from paceline.models.loading.model_source import (
 )
 from paceline.models.loading.multimodal import load_text, whole_model
 from paceline.models.loading.quantized_folder import load_dequantised, quantised_folder
-from paceline.models.loading.resize_embeddings import resize_embeddings, vocabulary_names
-from paceline.models.loading.sharded_loading import folder_slices
-from paceline.models.vision.classifier import register_classifier
-from paceline.models.vision.unreached import unreached
-from paceline.models.vision.whole_model import attention_of_parts
+from paceline.models.loading.sharded_loading import folder_slices, resize_embeddings, vocabulary_names
+from paceline.models.role_module import POOLER
+from paceline.models.vision.tower import unreached
+from paceline.models.vision.whole_model import attention_of_parts, register_classifier
 from paceline.plan.model.family import family_of, text_part
 from paceline.plan.model.files.safetensors_headers import stored
 from paceline.plan.model.quantized_weights import plain_config

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.config.sections.algorithms.retrieval import EmbeddingOptions, RerankerOptions
+from paceline.config.sections.algorithms.supervised import EmbeddingOptions, RerankerOptions
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.plan import codes
 from paceline.plan.algorithms.spec import AlgorithmSpec, Training

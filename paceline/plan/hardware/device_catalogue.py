@@ -1,4 +1,7 @@
-"""Hardware by name: the shipped catalogue, ``16xH100``, or a user's YAML file."""
+"""Hardware by name: the shipped catalogue, ``16xH100``, or a user's YAML file.
+
+Machines that clouds sell by name, such as ``p5.48xlarge`` or ``a3-highgpu-8g``.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,63 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import read_text
 from paceline.core.json_types import Json
 from paceline.plan import codes
-from paceline.plan.hardware.cloud_instances import instance_named, spellings
 from paceline.plan.hardware.device_kinds import CPU, CUDA
 from paceline.plan.hardware.probe import Hardware, peak_flops
 from paceline.plan.plan_json import shipped_table
 from paceline.plan.workload.step_spec import ATTENTION_SHARE, ATTENTION_SHARE_LATER, Machine
+
+
+@dataclass(frozen=True)
+class CloudInstance:
+    """One kind of instance: ``cards`` accelerators ``card`` of the catalogue.
+
+    - ``network_gbit``: of the whole instance; None if no fast network between instances is sold with it
+    - ``host_memory_gb``: 1e9 bytes
+    """
+
+    name: str
+    cloud: str
+    card: str
+    cards: int
+    network_gbit: float | None
+    host_memory_gb: float
+    aliases: tuple[str, ...]
+
+    @property
+    def fabric(self) -> float | None:
+        """Bytes per second and card, one way, to other instances; None if unknown."""
+        return self.network_gbit and self.network_gbit / 8 * 1e9 / self.cards
+
+
+@dataclass(frozen=True)
+class _InstanceTable:
+    instances: tuple[CloudInstance, ...]
+
+
+@cache
+def instances() -> Mapping[str, CloudInstance]:
+    """Return the table by name."""
+    return {row.name: row for row in shipped_table("instances", _InstanceTable).instances}
+
+
+@cache
+def _by_spelling() -> Mapping[str, CloudInstance]:
+    return {_plain_name(word): row for row in instances().values() for word in (row.name, *row.aliases)}
+
+
+def instance_named(name: str) -> CloudInstance | None:
+    """Return an instance by name or alias, ignoring case and separators; None if there is none."""
+    return _by_spelling().get(_plain_name(name))
+
+
+def spellings() -> Mapping[str, str]:
+    """Return every spelling without separators → the instance's name, to find near ones."""
+    return {word: row.name for word, row in _by_spelling().items()}
+
+
+def _plain_name(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
 
 GIB = 2**30
 USABLE = 0.985  # share of the nominal memory, if what torch reports is unknown (80 GB A100: 79.15 GiB, 0.989)

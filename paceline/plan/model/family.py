@@ -153,7 +153,7 @@ class Composite:
     - ``values``: fixed behaviour of its class, as values of the causal class's config
     - ``tower``: modules (or parameters) that read images, by their paths in the trunk
     - ``projector``: those that bring the tower's features to the text; they may lie within the tower
-    - ``pixels``: the form of its tower's inputs (``models.vision.dummy_image``); empty: images cannot train,
+    - ``pixels``: the form of its tower's inputs (``models.vision.tower``); empty: images cannot train,
       and ``no_images`` says why
     - ``merged_here``: its class casts features to its masters' dtype, so the embeddings are merged here
     - ``in_layers``: features of images enter several layers of the language model

@@ -36,8 +36,7 @@ from paceline.runtime.failures.last_heard import (
 )
 from paceline.runtime.failures.liveness_socket import LivenessSocket, own_address
 from paceline.runtime.failures.main_thread import place
-from paceline.runtime.failures.roll_call import KEY, SILENT_SECONDS, RollCall
-from paceline.runtime.failures.stragglers import StragglerMonitor
+from paceline.runtime.failures.stragglers import KEY, SILENT_SECONDS, RollCall, StragglerMonitor
 from paceline.runtime.process_group.refusal import failure_message, parsed_failure
 from paceline.runtime.process_group.rendezvous import alive_key, connect_store
 from paceline.runtime.process_group.signed_store import SignedStore

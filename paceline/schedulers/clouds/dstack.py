@@ -18,11 +18,10 @@ from paceline.schedulers.clouds.node_script import (
     node_script,
     secret_names,
 )
-from paceline.schedulers.dns_names import dns_name
-from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering
-from paceline.schedulers.quoted_yaml import documents
-from paceline.schedulers.shipped_config import shipped_config
+from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering, dns_name
+from paceline.schedulers.templates import documents
 from paceline.schedulers.with_secret import with_secret
+from paceline.schedulers.write_files import shipped_config
 
 FILE, SCRIPT = "task.dstack.yml", "node.sh"
 DSTACK = Cloud("dstack", '"$DSTACK_NODE_RANK"', '"$DSTACK_MASTER_NODE_IP"', "/paceline", restarts=False)
@@ -51,7 +50,10 @@ def dstack_job(job: ClusterJob) -> Rendering:
         "files": [{"local_path": local, "path": f"{DSTACK.folder}/{name}"} for local, name in files],
         "commands": [f"exec bash {DSTACK.folder}/{SCRIPT}"],
         "resources": _resources(job),
-        "volumes": [_volume(source, target) for source, target in mounts(job)],
+        "volumes": [
+            {"instance_path" if source.startswith("/") else "name": source, "path": target}
+            for source, target in mounts(job)
+        ],
         "retry": {"on_events": ["no-capacity", "interruption"], "duration": "30d"},
         "stop_duration": job.site.save_seconds + _LEAVE_SECONDS,
         "spot_policy": "spot" if options.spot else "on-demand",
@@ -87,10 +89,6 @@ def _resources(job: ClusterJob) -> JsonObject:
     if site.memory:
         resources["memory"] = f"{gigabytes(site.memory)}GB.."
     return resources
-
-
-def _volume(source: str, target: str) -> JsonObject:
-    return {"instance_path" if source.startswith("/") else "name": source, "path": target}
 
 
 def _own_findings(job: ClusterJob) -> Iterator[Diagnostic]:

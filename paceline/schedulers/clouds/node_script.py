@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.launch.supervision.exit_policy import After
+from paceline.launch.supervision.exit_codes import After
 from paceline.schedulers import codes
 from paceline.schedulers.job import ClusterJob
 from paceline.schedulers.templates import codes_after, environment

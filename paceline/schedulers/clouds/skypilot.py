@@ -8,7 +8,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
 from paceline.launch.run_secret import VALUE as STORE_SECRET
-from paceline.launch.supervision.exit_policy import AFTER, After
+from paceline.launch.supervision.exit_codes import AFTER, After
 from paceline.schedulers import codes
 from paceline.schedulers.clouds.node_script import (
     Cloud,
@@ -18,11 +18,10 @@ from paceline.schedulers.clouds.node_script import (
     node_script,
     secret_names,
 )
-from paceline.schedulers.dns_names import dns_name
-from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering
-from paceline.schedulers.quoted_yaml import documents
-from paceline.schedulers.shipped_config import shipped_config
+from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering, dns_name
+from paceline.schedulers.templates import documents
 from paceline.schedulers.with_secret import with_secret
+from paceline.schedulers.write_files import shipped_config
 
 FILE = "task.yaml"
 _FIRST = """"$(printf '%s\\n' "$SKYPILOT_NODE_IPS" | head -n 1)\""""

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from paceline.config.sections.kubernetes import EFFECTS
+from paceline.config.sections.launch import EFFECTS
 from paceline.core.json_types import Json, JsonObject
 from paceline.launch.launch_record import FILES, JOB, SCHEDULER
 from paceline.launch.run_secret import VALUE as STORE_SECRET
-from paceline.schedulers.dns_names import dns_name
-from paceline.schedulers.job import ClusterJob
+from paceline.schedulers.job import ClusterJob, dns_name
 
 #: Where a pod has the config's files and, without a volume for them, the run's.
 CONFIG_FOLDER, WORK_FOLDER = "/etc/paceline", "/paceline"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.core.errors import ExitCode
-from paceline.launch.supervision.exit_policy import After, after, decisive
+from paceline.launch.supervision.exit_codes import After, after, decisive
 
 
 class Nodes(Protocol):

@@ -3,12 +3,22 @@ every other strategy.
 
 One class for ``deepspeed`` (the stage is in its JSON), ``zero1``, ``zero2`` and ``zero3``; see
 ``deepspeed.config`` for who owns what.
+
+DeepSpeed's flops profiler for models with fused kernels: registers its hooks early enough, and counts
+products from shapes.
+
+By itself it registers its hooks between the root's own, so the root's latency is the time since 1970 and its
+counts are lost. It counts calls of ``nn.Linear`` and ``torch.matmul``; here kernels compute projections,
+gates and the head without calling those modules.
+
+A step that DeepSpeed measures, clips and makes in one call, left out where its norm is above a limit.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -20,27 +30,124 @@ from paceline.config.registries.optimizers import BUILT, StateSplit, supports
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import as_object
 from paceline.models.attention.context_parallel import ULYSSES, ContextParallel, check_context_parallel
+from paceline.models.flops import multiply_adds
+from paceline.models.module_tensors import replaced
 from paceline.plan.plan import OptimizerSpec
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import ModelFactory, RootModule
 from paceline.protocols.roles import Role
 from paceline.protocols.shard import Shard, ShardReader
-from paceline.protocols.window import StepOutcome
+from paceline.protocols.window import StepLimit, StepOutcome
 from paceline.runtime.process_group.world import World
 from paceline.strategies import codes
-from paceline.strategies.deepspeed import flops_profiler, state, zero3
-from paceline.strategies.deepspeed.config import asking_config, averages_gradients, engine_config, options_of
+from paceline.strategies.deepspeed import state, zero3
 from paceline.strategies.deepspeed.fill_partitions import built_root
-from paceline.strategies.deepspeed.start_engine import start_engine
-from paceline.strategies.deepspeed.step_limit import limited
-from paceline.strategies.model_handle import Handle
+from paceline.strategies.deepspeed.partition_views import is_partitioned
+from paceline.strategies.deepspeed.start_engine import (
+    asking_config,
+    averages_gradients,
+    engine_config,
+    options_of,
+    start_engine,
+)
+from paceline.strategies.model_handle import Handle, ParameterAccess
 from paceline.strategies.optimizers.build import build_optimizer, set_learning_rate
-from paceline.strategies.parameter_access import ParameterAccess
 from paceline.strategies.strategy import Strategy, evaluating
 
 if TYPE_CHECKING:
     from paceline.plan.plan import Plan
     from paceline.strategies.deepspeed.engine_types import Engine
+
+
+class Measured:
+    """The norm that the engine's optimizer measured in its step, float64, and whether it was refused."""
+
+    def __init__(self, limit: StepLimit, device: torch.device) -> None:
+        self._limit, self._device = limit, device
+        self.norm = torch.zeros((), dtype=torch.float64, device=device)
+        self.refused = torch.zeros((), dtype=torch.bool, device=device)
+
+    def refuses(self, norm: Tensor) -> bool:
+        """Note the norm; every rank has the same."""
+        self.norm = norm.to(self._device, torch.float64)
+        self.refused = self._limit.refuses(self.norm)
+        return bool(self.refused)
+
+
+@contextmanager
+def limited(engine: Engine, limit: StepLimit, device: torch.device) -> Iterator[Measured]:
+    """Inside the context ``engine.step()`` takes a norm that ``limit`` refuses for an overflow: DeepSpeed
+    then clears its gradients and changes nothing.
+
+    Without a scaler an overflow has no other effect; with one the loss scale would be halved, so that rules
+    refuse ``training.on_spike: skip`` under fp16.
+    """
+    optimizer, measured = engine.optimizer, Measured(limit, device)
+    if is_partitioned(optimizer):
+        of_groups = optimizer._get_norm_groups
+
+        def groups() -> Sequence[Tensor]:
+            norms = [torch.as_tensor(norm, device=device) for norm in of_groups()]
+            total = torch.linalg.vector_norm(torch.stack([norm.double() for norm in norms]))
+            refused = measured.refuses(total / optimizer.loss_scale)
+            return [torch.full_like(norm, torch.inf) for norm in norms] if refused else norms
+
+        with replaced(optimizer, _get_norm_groups=groups):
+            yield measured
+        return
+    whole_norm: Callable[[], Tensor] = optimizer.scaled_global_norm
+
+    def norm() -> Tensor:
+        total = torch.as_tensor(whole_norm(), device=device)
+        refused = measured.refuses(total.double() / optimizer.loss_scale)
+        return torch.full_like(total, torch.inf) if refused else total
+
+    with replaced(optimizer, scaled_global_norm=norm):
+        yield measured
+
+
+NOTES_BY_KEY = (
+    "flops profile: only matrix products are counted, from shapes: tokens × weight for every layer"
+    " (all tokens of the micro-batch, for the head its labelled positions), 2 × length² × width for"
+    " attention, per document and as if it were not causal. A layer without latency is computed"
+    " inside a kernel of the module around it, which has its time."
+)
+
+
+@contextmanager
+def profiled(engine: Engine, root: RootModule, batch: Batch, sequence_ranks: int = 1) -> Iterator[None]:
+    """Profile one micro-step inside the context. ``batch`` is this rank's; with ``sequence_ranks`` sharing
+    each row it computes its part of the attention heads.
+    """
+    enabled = bool(engine.flops_profiler_enabled()) and engine.global_rank == 0
+    if not enabled or engine.global_steps != engine.flops_profiler_profile_step():
+        yield
+        return
+    profiler = engine.flops_profiler
+    profiler.start_profile()
+    profiler.start_profile = _nothing  # a second call would wrap everything twice
+    seen: list[int] = []
+    trunk = root.hf.base_model
+    hook = trunk.register_forward_hook(lambda module, args, out: seen.append(out[0].shape[:-1].numel()))
+    try:
+        yield
+    finally:
+        hook.remove()
+        del profiler.start_profile
+    count_products(root, batch, sum(seen), sequence_ranks)
+    print(NOTES_BY_KEY, flush=True)
+
+
+def _nothing(ignore_list: None = None) -> None:
+    pass
+
+
+def count_products(root: RootModule, batch: Batch, tokens: int, sequence_ranks: int = 1) -> None:
+    """Set every module's multiply-adds (and FLOP, twice as many) of its own products, in the attributes that
+    the profiler reads.
+    """
+    for module, count in multiply_adds(root, batch, tokens, sequence_ranks).items():
+        vars(module).update(__macs__=count, __flops__=2 * count)
 
 
 @dataclass
@@ -64,9 +171,7 @@ class EngineHandle(Handle):
         """Start a profile before each forward of the engine for which one is due; ``backward`` ends it."""
 
         def begin(_: nn.Module, args: tuple[Batch, ...]) -> None:
-            self.profile.enter_context(
-                flops_profiler.profiled(self.engine, self.root, args[0], sequence_ranks)
-            )
+            self.profile.enter_context(profiled(self.engine, self.root, args[0], sequence_ranks))
 
         self.module.register_forward_pre_hook(begin)
 

@@ -33,9 +33,8 @@ from paceline.strategies.fsdp import state
 from paceline.strategies.fsdp.state import ShardedHandle, blocks_of
 from paceline.strategies.fsdp.wrapping import Dtypes, Units, shard
 from paceline.strategies.grad_norm import squares
-from paceline.strategies.model_handle import Handle
+from paceline.strategies.model_handle import Handle, ParameterAccess
 from paceline.strategies.optimizers.build import build_optimizer
-from paceline.strategies.parameter_access import ParameterAccess
 from paceline.strategies.replicated_state import ReadOnce
 from paceline.strategies.strategy import Strategy, evaluating
 

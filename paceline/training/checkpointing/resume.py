@@ -9,9 +9,8 @@ from typing import TypedDict
 
 from paceline.checkpoint.format.manifest import CONVERTED, MAX_MANIFEST_BYTES, Manifest
 from paceline.checkpoint.format.verify_files import MAX_STATE_BYTES, read_config, read_manifest, read_state
-from paceline.checkpoint.load.find_checkpoint import find_checkpoint
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint, same_run
 from paceline.checkpoint.load.reader import CheckpointReader
-from paceline.checkpoint.load.same_run import same_run
 from paceline.checkpoint.node_local.resume import NodesResume
 from paceline.checkpoint.save.retention import housekeeping_failed, mark_verified
 from paceline.core.diagnostics import Diagnostic, Severity

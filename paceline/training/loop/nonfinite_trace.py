@@ -1,17 +1,29 @@
-"""Where a loss or a gradient that is not finite comes from: the window runs again by micro-batches."""
+"""Where a loss or a gradient that is not finite comes from: the window runs again by micro-batches.
+
+Check a run's loaded weights if its first loss is not finite.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from paceline.algorithms.algorithm import Algorithm
+from paceline.config.schema import Config
+from paceline.core.errors import PacelineError
+from paceline.core.safetensors_header import FLOATS, header_of
+from paceline.models.loading.model_source import weights_folder
+from paceline.plan.model.files.safetensors_headers import weights_of
 from paceline.plan.plan_json import from_json, to_json
 from paceline.protocols.window import Window
 from paceline.runtime.process_group.world import World
 from paceline.strategies.model_handle import Handles
 from paceline.strategies.strategy import Runner
 from paceline.strategies.window.nonfinite_watch import ORDER
+from paceline.training import codes
+from paceline.training.loop.train_state import TrainState
 
 SHOWN = 4  # parameters and rows in words
 NamesOf = Callable[[Sequence[int]], Sequence[str]]  # of documents -> their rows
@@ -100,3 +112,52 @@ class NonFiniteTracer:
         hit = [documents[i] for i in watch.first.places if i < len(documents)] or documents
         rows = tuple(self.names(hit))
         return Sighting(watch.first.kind, watch.first.describe(), tuple(watch.parameters), rows)
+
+
+@contextmanager
+def explain_nonfinite(config: Config, state: TrainState) -> Iterator[None]:
+    """Add the non-finite loaded tensor to the error of a run without a finite step."""
+    try:
+        yield
+    except PacelineError as error:
+        found = error.diagnostics[0]
+        if found.code != codes.TRAINING_NONFINITE.name or state.trained_steps:
+            raise
+        loaded = next((text for folder in _folders(config) if (text := not_finite(folder))), "")
+        if not loaded:
+            raise
+        raise PacelineError(
+            replace(
+                found,
+                what=f"{found.what}: the weights that were loaded are no numbers",
+                found=f"{loaded}; {found.found}",
+                hint="download the model again, or take an earlier checkpoint of the run that wrote it",
+            )
+        ) from error
+
+
+def _folders(config: Config) -> Iterator[Path]:
+    model, lora = config.model, config.lora
+    if model.config is None and model.name_or_path:
+        yield weights_folder(model.name_or_path, model.revision)
+    if lora is not None and lora.adapter_name_or_path:
+        yield Path(lora.adapter_name_or_path).expanduser()
+
+
+def not_finite(folder: Path) -> str:
+    """Return the first tensor of a folder's files that holds NaN or infinity, and its file; empty if none."""
+    from safetensors import SafetensorError, safe_open
+
+    adapter = folder / "adapter_model.safetensors"
+    try:
+        for file in [*weights_of(folder, []), *([adapter] if adapter.is_file() else [])]:
+            kinds = {name: entry.dtype for name, entry in header_of(file).items() if entry.dtype in FLOATS}
+            with safe_open(file, "pt") as opened:
+                for name in kinds:
+                    wrong = ~opened.get_tensor(name).isfinite()
+                    if wrong.any():
+                        count = f"{int(wrong.sum()):,} of {wrong.numel():,} values"
+                        return f"{name} in {file} has {count} that are not finite"
+    except (OSError, ValueError, SafetensorError):  # the files have gone or changed since
+        return ""
+    return ""

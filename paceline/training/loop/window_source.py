@@ -1,4 +1,7 @@
-"""The windows of one rank, prefetched: rows of an epoch in an order computed from the step (contract 4)."""
+"""The windows of one rank, prefetched: rows of an epoch in an order computed from the step (contract 4).
+
+The rows of the training data by name: ``file:row``.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
@@ -21,6 +24,7 @@ from paceline.config.sections.training import TrainingSection
 from paceline.core.json_types import JsonObject
 from paceline.data.data_order import positions_for, step_positions, steps_per_epoch
 from paceline.data.packed_source import PackedSource
+from paceline.data.token_table import TokenTable
 from paceline.plan.hardware.device_kinds import kind_of
 from paceline.protocols.batch import MISMATCHED, Batch, RowSource
 from paceline.protocols.shard import Shard
@@ -297,3 +301,20 @@ class RunComponents:
     epochs: Epochs
     state: TrainState
     evaluate: Evaluation
+
+
+@dataclass(frozen=True)
+class RowNames:
+    """``paths``: the data sets of ``table`` in the config's words. Rows count from 1 in their data set."""
+
+    table: TokenTable
+    paths: Sequence[str]
+
+    def of(self, documents: Iterable[int]) -> list[str]:
+        """Return the row of each document, each once and in order; fillers have none."""
+        table = self.table
+        places = ((int(table.dataset[i]), int(table.source_row[i])) for i in documents if i >= 0)
+        return [f"{self._path(data_set)}:{row + 1}" for data_set, row in dict.fromkeys(places)]
+
+    def _path(self, data_set: int) -> str:
+        return self.paths[data_set] if data_set < len(self.paths) else f"data set {data_set + 1}"

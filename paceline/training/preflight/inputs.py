@@ -2,6 +2,8 @@
 
 Reads names, sizes, headers and the first rows; downloads and tokenises nothing. Imports no torch, no
 Transformers.
+
+What the first pictures of a job's rows cost: their sizes, and the tokens by which they lengthen rows.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.algorithms import codes as algorithm_codes
 from paceline.algorithms.rewards.builtin import OF_THE_ANSWER
 from paceline.algorithms.rewards.scoring import ENDING, JUDGE, MODEL, REWARDS, RewardSpec, check_built_in
-from paceline.config.layers.unreliable_keys import is_reliable
+from paceline.config.layers.build import is_reliable
 from paceline.config.schema import Config
 from paceline.config.sections.algorithms.supervised import ClassificationOptions
 from paceline.config.sections.model import ModelSection
@@ -24,7 +27,7 @@ from paceline.config.sections.rollout import RolloutOptions
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError, PacelineError
 from paceline.data.chat_template.template_texts import rendered
-from paceline.data.images.decide import sees_pictures
+from paceline.data.images.decide import sees_pictures, settings_of
 from paceline.data.preflight.chat_template import Described, describe, other_template, unopened_answers
 from paceline.data.preflight.check_sets import (
     check_feeds,
@@ -33,19 +36,19 @@ from paceline.data.preflight.check_sets import (
     look_at_tokenizer,
     missing_sets,
 )
-from paceline.data.preflight.image_tokens import describe_pictures
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
 from paceline.data.tokenizer.load import tokenizer_here
 from paceline.evaluation.scores.metrics import check_metrics
 from paceline.plan.algorithms.spec import algorithm_spec, models_named
+from paceline.plan.images.layouts import image_layout
 from paceline.plan.model.files.folder_check import (
     check_adapter_base,
     check_adapter_folder,
     check_model_folder,
+    check_pooling,
     classes_of_head,
 )
-from paceline.plan.model.files.pooling import check_pooling
 from paceline.plan.model.files.safetensors_headers import adapter_sizes
 from paceline.plan.plan import Plan
 from paceline.training import codes
@@ -58,6 +61,35 @@ from paceline.training.preflight.class_counts import (
 from paceline.training.preflight.generation_servers import Needs, check_judge, check_servers
 from paceline.training.preflight.named_models import check_reward_folder
 from paceline.training.preflight.weight_ways import SentPolicy
+
+if TYPE_CHECKING:
+    from paceline.config.schema import Config
+
+
+def describe_pictures(config: Config, reading: Reading) -> tuple[str, str] | None:
+    """Return what the plan says of the pictures in the first training rows: their tokens, and their sizes.
+
+    None without pictures. Raises PacelineError for data and models that other checks name, too.
+    """
+    examples = first_examples(config.data, reading, "data.train").examples
+    images = [(image, len(example.images) == 1) for example in examples for image in example.images]
+    if not images:
+        return None
+    settings = settings_of(config.data, config.model)
+    layouts = [image_layout(settings, image.width, image.height, alone=alone) for image, alone in images]
+    tokens = sorted(layout.length for layout in layouts)
+    widths, heights = (sorted(getattr(image, side) for image, _ in images) for side in ("width", "height"))
+    seen = sum(bool(example.images) for example in examples)
+    return (
+        f"{_span(tokens)} tokens each",
+        f"{len(images)} of {_span(widths)} × {_span(heights)} pixels in {seen} of {len(examples)} first rows;"
+        f" on average {sum(tokens) / len(tokens):.0f} tokens",
+    )
+
+
+def _span(numbers: list[int]) -> str:
+    low, high = numbers[0], numbers[-1]
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 @dataclass(frozen=True)
@@ -293,7 +325,11 @@ def _expected_answers(config: Config, rollout: RolloutOptions) -> Iterator[Diagn
     failing reward does not end the run.
     """
     built_in = [reward.name for reward in rollout.rewards if reward.name != MODEL and ":" not in reward.name]
-    names = [name for name in built_in if name in REWARDS.names() and _judges_by_answer(name)]
+    names = [
+        name
+        for name in built_in
+        if name in REWARDS.names() and (name == "math_verify" or REWARDS.load(name) in OF_THE_ANSWER)
+    ]
     if not names:
         return
     try:
@@ -310,10 +346,6 @@ def _expected_answers(config: Config, rollout: RolloutOptions) -> Iterator[Diagn
     for check in (check for name in names if (check := ending.get(name)) is not None):
         if wrong := check.unusable(named):
             yield check.finding("training.rollout.rewards", "; ".join(wrong)[:300])
-
-
-def _judges_by_answer(name: str) -> bool:
-    return name == "math_verify" or REWARDS.load(name) in OF_THE_ANSWER
 
 
 def reading_of(config: Config) -> Reading:

@@ -15,8 +15,8 @@ from paceline.checkpoint.load.find_checkpoint import (
     find_checkpoint,
     locate_errors,
     only_missing_files,
+    same_run,
 )
-from paceline.checkpoint.load.same_run import same_run
 from paceline.config.registries.object_store_url import is_url, parse_url
 from paceline.config.schema import Config
 from paceline.config.sections.training_steps import AUTO_RESUME

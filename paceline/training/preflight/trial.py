@@ -21,8 +21,8 @@ from paceline.config.sections.training_steps import SKIP
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
 from paceline.core.json_types import Json, JsonObject
+from paceline.data.images.decide import images_in_rows
 from paceline.data.preflight.check_sets import imported_sets, look_at_sets
-from paceline.data.preflight.image_rows import images_in_rows
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.program import program
 from paceline.plan.algorithms.spec import algorithm_spec

@@ -23,9 +23,8 @@ from paceline.core.security.secrets import without_secrets
 from paceline.core.units import human_bytes, human_count, human_seconds
 from paceline.launch.environment.guide_variables import current
 from paceline.launch.program import terminal
-from paceline.runlog.console_lines import overview_line, short_path
 from paceline.runlog.events import Eval, Step
-from paceline.runlog.lines import eval_line, step_line, utilisation
+from paceline.runlog.lines import eval_line, overview_line, short_path, step_line, utilisation
 from paceline.runlog.log import is_written
 from paceline.runlog.redact import printable
 

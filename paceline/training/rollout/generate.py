@@ -16,7 +16,7 @@ from paceline.algorithms.rewards.scoring import Scored, Scorer
 from paceline.core.diagnostics import Diagnostic
 from paceline.data.packed_source import PackedSource
 from paceline.data.token_table import TokenTable
-from paceline.data.tokenizer.special_texts import special_texts
+from paceline.data.tokenizer.file_facts import special_texts
 from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
 from paceline.protocols.model import RootModule
 from paceline.protocols.roles import Output, Role

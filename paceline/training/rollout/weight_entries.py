@@ -19,7 +19,7 @@ from paceline.models.lora.names import NAME, adapted_modules, peft_key, plain_na
 from paceline.models.module_tensors import persistent_buffers
 from paceline.plan.model.parameter_list import MAGNITUDE, of_adapter
 from paceline.protocols.model import RootModule
-from paceline.strategies.parameter_access import ParameterAccess, as_they_are
+from paceline.strategies.model_handle import ParameterAccess, as_they_are
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from paceline.generation.engine import Completion, GenerationEngine, Request, RolloutSampling
+from paceline.generation.local import score_texts
 from paceline.generation.remote import ServerEngine
-from paceline.generation.score_texts import score_texts
 from paceline.protocols.model import RootModule
 from paceline.protocols.rollout import RolloutInterrupted
 from paceline.runtime.process_group.world import World

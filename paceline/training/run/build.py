@@ -10,8 +10,7 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.algorithms.algorithm import Algorithm, algorithm_class
-from paceline.algorithms.moe_balance_loss import WithBalanceLoss
+from paceline.algorithms.algorithm import Algorithm, WithBalanceLoss, algorithm_class
 from paceline.checkpoint.checkpointer import AsyncCheckpointer, Checkpointer
 from paceline.checkpoint.export.untrained_tensors import STATE_KEY
 from paceline.checkpoint.load.reader import CheckpointReader
@@ -59,10 +58,8 @@ from paceline.training.evaluation import answers_measured, evaluate
 from paceline.training.loop.intervals import Cadence
 from paceline.training.loop.lr_schedules import learning_rate_schedule
 from paceline.training.loop.nonfinite_trace import NonFiniteTracer
-from paceline.training.loop.row_names import RowNames
 from paceline.training.loop.spike_watch import SpikeRule
-from paceline.training.loop.throughput import Throughput
-from paceline.training.loop.time_bands import BandClock
+from paceline.training.loop.time_bands import BandClock, Throughput
 from paceline.training.loop.train_state import TrainState, best_rule
 from paceline.training.loop.trainer import ROLLOUT, Hooks, Trainer
 from paceline.training.loop.window_source import (
@@ -71,6 +68,7 @@ from paceline.training.loop.window_source import (
     Epochs,
     Evaluation,
     Prefetcher,
+    RowNames,
     RunComponents,
     Windows,
     WindowSource,

@@ -15,22 +15,22 @@ from paceline.checkpoint.node_local.shared_disks import Disks, find_disks
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import BusyError, CheckpointError, PacelineError
+from paceline.core.files import refusal_of
 from paceline.core.json_types import JsonObject
-from paceline.core.os_errors import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.data.prepare.prepare import Prepared
 from paceline.launch import codes as launch_codes
+from paceline.launch.calibrate_site import write_measured
 from paceline.launch.claim_run_dir import claim, in_use
 from paceline.launch.prediction_ledger import before_training
 from paceline.launch.program import lost_output
-from paceline.launch.site_calibration import write_measured
 from paceline.launch.supervision.worker_channel import LauncherConnection
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.plan.plan_json import from_json
 from paceline.runlog import events
-from paceline.runlog.console_lines import overview_line
 from paceline.runlog.effective_time import effective_time
+from paceline.runlog.lines import overview_line
 from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
 from paceline.runlog.stacks import stacks_to

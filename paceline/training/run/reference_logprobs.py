@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.algorithms.answer_sums import document_sums
-from paceline.algorithms.preference.pair_policy import REFERENCE
+from paceline.algorithms.preference.pair_policy import REFERENCE, document_sums
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.units import human_seconds
 from paceline.data.dataset_store import DERIVED

@@ -25,7 +25,7 @@ from paceline.launch.run_secret import unsigned
 from paceline.models.attention.kernel_choice import activate_flash
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
-from paceline.runlog.console_lines import overview_line
+from paceline.runlog.lines import overview_line
 from paceline.runtime.process_group.rendezvous import refuse
 from paceline.runtime.process_group.world import World
 from paceline.training.loop.intervals import EVERY

@@ -11,7 +11,7 @@ import pytest
 import torch
 from pair_batches import batch_of, pair_batch
 
-from paceline.algorithms.answer_sums import document_labels, document_sums
+from paceline.algorithms.preference.pair_policy import document_labels, document_sums
 from paceline.algorithms.preference.reward_model import Reward
 from paceline.core.plugins.tables import ALGORITHMS
 from paceline.protocols.roles import Output, Role

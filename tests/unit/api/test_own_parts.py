@@ -23,7 +23,7 @@ from paceline.api.arguments import importable_name, named_parts
 from paceline.api.callbacks import split_callbacks
 from paceline.config.sections.rollout import BUILT_IN_REWARDS
 from paceline.core.errors import ConfigError
-from paceline.core.plugins.extensions import EXTENSIONS
+from paceline.core.plugins.tables import EXTENSIONS
 from paceline.launch.process_spec import LaunchSpec
 from paceline.launch.supervision.child_rank import run_beneath
 from paceline.launch.supervision.supervisor import run

@@ -7,9 +7,8 @@ import pytest
 from checkpoint_samples import OneRank, sample_shards
 
 from paceline.checkpoint.checkpointer import Checkpointer
-from paceline.checkpoint.load.find_checkpoint import find_checkpoint
+from paceline.checkpoint.load.find_checkpoint import find_checkpoint, same_run
 from paceline.checkpoint.load.reader import CheckpointReader
-from paceline.checkpoint.load.same_run import same_run
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import CheckpointError
 from paceline.core.rundir import RunDir

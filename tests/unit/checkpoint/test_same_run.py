@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.checkpoint.load.same_run import same_run
+from paceline.checkpoint.load.find_checkpoint import same_run
 from paceline.core.errors import CheckpointError
 
 

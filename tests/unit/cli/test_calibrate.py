@@ -20,7 +20,7 @@ from paceline.launch.prediction_ledger import expected
 from paceline.launch.preflight.load_config import load
 from paceline.launch.preflight.plan_job import planned
 from paceline.plan.cost.measured_runs import LedgerEntry
-from paceline.plan.cost.site_calibration import MeasuredRun, SiteCoefficients, read
+from paceline.plan.cost.site_coefficients import MeasuredRun, SiteCoefficients, read
 from paceline.plan.plan import Plan
 from paceline.runlog.events import Error, EventLog, Step
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.config_init import QUESTIONS, init
+from paceline.cli.new_configs import QUESTIONS, init
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
 

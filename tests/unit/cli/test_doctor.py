@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from paceline.cli.main import application_of
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.doctor.flights import compare_flights, differing_calls, run_findings
 from paceline.doctor.inspect import Inspection, parse_holders, parse_pairs
 from paceline.doctor.report import as_json, findings, text
+from paceline.doctor.run_failure import compare_flights, differing_calls, run_findings
 from paceline.plan.hardware.choose_devices import choose
 from paceline.plan.hardware.probe_results import (
     DeviceFiles,

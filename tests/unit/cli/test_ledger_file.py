@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from paceline.core.rundir import RunDir
+from paceline.launch.calibrate_site import machine_name
 from paceline.launch.prediction_ledger import expected_here, ledger_path, record
 from paceline.launch.preflight.load_config import load
 from paceline.launch.preflight.plan_job import planned
-from paceline.launch.site_calibration import machine_name
 from paceline.plan.cost.from_plan import predictions
 from paceline.plan.cost.measured_runs import LedgerEntry, append, read
 from paceline.plan.hardware.probe import probe_hardware

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import application_of
 from paceline.core.errors import ConfigError
-from paceline.plan.cost.rental.offers import offers
+from paceline.plan.cost.rental.choices import offers
 from paceline.plan.hardware.device_catalogue import cards
 
 RUN = CliRunner()

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from machines import A100
 
-from paceline.algorithms.algorithm import algorithm_class
-from paceline.algorithms.moe_balance_loss import WithBalanceLoss
+from paceline.algorithms.algorithm import WithBalanceLoss, algorithm_class
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.core.plugins.tables import ALGORITHMS
@@ -237,7 +236,7 @@ def trainer(tree: Tree) -> Any:
     of = session(tree)
     trained = ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())
     with (
-        mock.patch("paceline.training.loop.throughput.PeakFlops"),
+        mock.patch("paceline.training.loop.time_bands.PeakFlops"),
         mock.patch("paceline.training.run.build.evaluate") as evaluated,
     ):
         parts = RunComponents(
@@ -419,7 +418,7 @@ def job(tree: Tree) -> Any:
 
 def slurm(tree: Tree) -> Any:
     """The batch script, and the commands that submit it."""
-    from paceline.schedulers.slurm.render import slurm_job
+    from paceline.schedulers.slurm.job import slurm_job
 
     return slurm_job(job(tree)[0])
 
@@ -428,7 +427,7 @@ def on(scheduler: str) -> Callable[[Tree], Any]:
     """What another scheduler is given."""
 
     def probe(tree: Tree) -> Any:
-        from paceline.schedulers.table import scheduler_named
+        from paceline.schedulers.job import scheduler_named
 
         made = replace(job(tree)[0], checkpoint_url="s3://b/r")
         made = made if made.site.image else replace(made, site=made.site.model_copy(update={"image": "i"}))
@@ -441,7 +440,7 @@ def on(scheduler: str) -> Callable[[Tree], Any]:
 
 def mpi(tree: Tree) -> Any:
     """MPI's command line."""
-    from paceline.schedulers.mpi import mpi_job
+    from paceline.schedulers.hosts import mpi_job
 
     return mpi_job(job(tree)[0])
 
@@ -449,7 +448,7 @@ def mpi(tree: Tree) -> Any:
 def array(tree: Tree) -> Any:
     """The batch script of a sweep."""
     from paceline.schedulers.job import ArrayTask
-    from paceline.schedulers.slurm.render import slurm_job
+    from paceline.schedulers.slurm.job import slurm_job
 
     return slurm_job(replace(job(tree)[0], tasks=(ArrayTask("a", (), "/a"), ArrayTask("b", (), "/b"))))
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paceline.config.keys.number_spellings import number_meant
+from paceline.config.keys.suggest import number_meant
 
 BASE = "model: {name_or_path: a/b}\ndata: {train: x.jsonl}\n"
 

@@ -18,8 +18,8 @@ from paceline.core.errors import DataError
 from paceline.data.packed_source import PackedSource
 from paceline.data.rows.kinds.classified import CLASSIFIED, TEXT_PAIRS
 from paceline.data.rows.values import RowError
+from paceline.models.special_tokens import SECOND
 from paceline.plan.algorithms.supervised import CLASSIFICATION
-from paceline.protocols.special_tokens import SECOND
 from paceline.training.preflight.class_counts import class_numbers, empty_classes
 from paceline.training.run.class_labels import RowClasses, read_classes
 

@@ -14,8 +14,8 @@ from data_fixtures import QA, make_tokenizer, prepared_from, write_jsonl
 from test_fields import FORMATS
 
 from paceline.core.errors import DataError
+from paceline.data.rows.values import MAX_DEPTH
 from paceline.data.sources import readers
-from paceline.data.sources.json_rows import MAX_DEPTH
 from paceline.data.sources.locate import locate
 from paceline.data.sources.readers import read_rows
 

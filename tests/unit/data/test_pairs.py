@@ -17,8 +17,7 @@ from paceline.core.errors import DataError
 from paceline.data.packed_source import PackedSource
 from paceline.data.prepare.prepare import Prepared
 from paceline.data.rows.formats import Example
-from paceline.data.rows.kinds.preference_pairs import PAIRS
-from paceline.data.rows.transcripts import turns_in
+from paceline.data.rows.kinds.preference_pairs import PAIRS, turns_in
 from paceline.data.rows.values import RowError
 from paceline.data.token_table import decode_labels
 from paceline.protocols.batch import IGNORE_INDEX

@@ -13,7 +13,7 @@ from paceline.config.schema import Config
 from paceline.data.preflight.check_sets import look_at_sets
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
-from paceline.data.tokenizer.special_texts import inner_texts, special_in_files, special_texts
+from paceline.data.tokenizer.file_facts import inner_texts, special_in_files, special_texts
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|end|>{% endfor %}"
 ANSWER = "<tool>5</tool> is <|im_start|>"

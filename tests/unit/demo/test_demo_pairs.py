@@ -23,7 +23,7 @@ from paceline.demo.questions import (
     training,
 )
 from paceline.demo.recipes import lay_pairs
-from paceline.demo.start import HalfWay
+from paceline.demo.steps import HalfWay
 
 
 def test_the_wrong_answer_is_wrong_and_as_long_as_the_right_one() -> None:

@@ -8,9 +8,8 @@ import json
 from pathlib import Path
 
 from paceline.config.load import load_config
-from paceline.demo.files import make_material
+from paceline.demo.files import EOS, MAX_LENGTH, make_material, vocabulary, write_tokenizer
 from paceline.demo.questions import training
-from paceline.demo.tokenizer import EOS, MAX_LENGTH, vocabulary, write_tokenizer
 
 
 def test_every_question_survives_the_tokenizer(tmp_path: Path) -> None:

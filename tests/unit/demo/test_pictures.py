@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from paceline.config.load import load_config
-from paceline.data.preflight.image_tokens import describe_pictures
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import DOCUMENTS
 from paceline.demo.pictures import COLOURS, COUNTS, SIDE, Sight, draw, sights, write_processor, write_sights
 from paceline.demo.vision import vision_yaml
+from paceline.training.preflight.inputs import describe_pictures
 
 
 def digest(sight: Sight, seed: str) -> str:

@@ -16,7 +16,7 @@ from paceline.core.rundir import RunDir
 from paceline.demo.files import make_material
 from paceline.demo.main import RECIPES
 from paceline.demo.report import Number, table_of, verdict, write_numbers
-from paceline.demo.start import HalfWay, finished_nearby, nearest
+from paceline.demo.steps import HalfWay, finished_nearby, nearest
 
 
 def finished(root: Path, seed: int, exact: dict[int, float], kept: set[int] | None = None) -> None:

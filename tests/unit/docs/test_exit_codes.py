@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ExitCode
-from paceline.launch.supervision.exit_codes import Failure
-from paceline.launch.supervision.exit_policy import AFTER, After
+from paceline.launch.supervision.exit_codes import AFTER, After, Failure
 
 ROOT = Path(__file__).resolve().parents[3]
 CHINESE = {
@@ -45,7 +44,7 @@ def test_every_code_of_ours_is_in_the_table(guide: str) -> None:
 
 @pytest.mark.parametrize("guide", GUIDES)
 def test_the_table_says_what_schedulers_do(guide: str) -> None:
-    """``launch.supervision.exit_policy`` is the table; scripts and manifests are rendered from it."""
+    """``launch.supervision.exit_codes`` is the table; scripts and manifests are rendered from it."""
     says = table(guide, column=1)
     follows = {code: AFTER.get(int(code), After.COUNT) for code in says if code.isdigit()}
     follows["128 + N"] = AFTER[137]

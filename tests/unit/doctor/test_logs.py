@@ -19,10 +19,8 @@ from typer.testing import CliRunner
 
 from paceline.cli.main import application_of
 from paceline.doctor.logs.catalogue import catalogue, literal
-from paceline.doctor.logs.diagnose import diagnose, rank_in_name
-from paceline.doctor.logs.lines import MAX_PIECE, read_lines
-from paceline.doctor.logs.reader import LogReader
-from paceline.doctor.logs.report import FailureReport
+from paceline.doctor.logs.diagnose import FailureReport, diagnose, rank_in_name
+from paceline.doctor.logs.reader import MAX_PIECE, LogReader, read_lines
 
 SEEDS = range(2)
 CLASSES = {

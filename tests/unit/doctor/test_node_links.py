@@ -7,7 +7,8 @@ import random
 import pytest
 
 from paceline.doctor.nodes.compare import clock_findings, differences, folder_findings
-from paceline.doctor.nodes.links import (
+from paceline.doctor.nodes.messages import Hello, SentBytes, Trial
+from paceline.doctor.nodes.partners import (
     link_findings,
     name_findings,
     partners_of,
@@ -16,7 +17,6 @@ from paceline.doctor.nodes.links import (
     suspects,
     to_try,
 )
-from paceline.doctor.nodes.messages import Hello, SentBytes, Trial
 
 FAST, SLOW = 2e9, 3e7
 

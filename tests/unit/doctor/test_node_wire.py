@@ -11,8 +11,16 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.doctor.nodes.meeting import Meeting, join
-from paceline.doctor.nodes.messages import Hello, NodeRequest, received
-from paceline.doctor.nodes.wire import LIMIT_BYTES, NotOurs, Wire, greet, welcome
+from paceline.doctor.nodes.messages import (
+    LIMIT_BYTES,
+    Hello,
+    NodeRequest,
+    NotOurs,
+    Wire,
+    greet,
+    received,
+    welcome,
+)
 from paceline.plan.plan_json import to_json
 
 SECRET = b"a secret of sixteen or more"

@@ -17,7 +17,7 @@ from support import instruction_rows, write_tokenizer
 from paceline.api.evaluating import Evaluation, table
 from paceline.cli.main import dispatch
 from paceline.core.errors import ConfigError, DataError
-from paceline.data.tokenizer.special_texts import inner_texts
+from paceline.data.tokenizer.file_facts import inner_texts
 from paceline.evaluation.answers_file import generate_rows
 from paceline.evaluation.file_rows import FileRows, read_task
 from paceline.evaluation.job_checks import checked

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fault_jobs import Job
 
-from paceline.config.layers.unreliable_keys import is_reliable, unreliable_keys
+from paceline.config.layers.build import is_reliable, unreliable_keys
 from paceline.config.load import NotLoaded, load_config
 from paceline.config.source import DEFAULTS, Source
 from paceline.core.diagnostics import Diagnostic

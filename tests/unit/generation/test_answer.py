@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import ConfigError
 from paceline.core.security import resource_limits
-from paceline.demo.tokenizer import vocabulary, write_tokenizer
+from paceline.demo.files import vocabulary, write_tokenizer
 from paceline.evaluation import chat
 from paceline.evaluation.prompts import prompts_of
 from paceline.generation.answer import Sampling, answer, answer_streamed, load_folder

@@ -12,10 +12,9 @@ import torch
 
 from paceline.config.sections.model import ModelSection
 from paceline.generation.engine import Completion, Request, RolloutSampling
-from paceline.generation.local import LocalEngine
+from paceline.generation.local import LocalEngine, score_texts
 from paceline.generation.sampling.noise import gumbel, mixed, stream_of, top_bits
 from paceline.generation.sampling.sample import choose, keep_likeliest, largest
-from paceline.generation.score_texts import score_texts
 from paceline.models.factory import HFModelFactory
 from paceline.models.role_module import RoleModule
 from paceline.protocols.batch import IGNORE_INDEX, Batch

@@ -24,8 +24,7 @@ from paceline.config.sections.rollout import RolloutOptions, ServerOptions
 from paceline.config.sections.training import TrainingSection
 from paceline.core.errors import PacelineError
 from paceline.generation.engine import RolloutSampling
-from paceline.generation.local import LocalEngine
-from paceline.generation.score_texts import score_texts
+from paceline.generation.local import LocalEngine, score_texts
 from paceline.models.role_module import RoleModule
 from paceline.protocols.rollout import RolloutInterrupted
 from paceline.runtime.process_group.world import World

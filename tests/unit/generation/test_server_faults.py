@@ -35,7 +35,7 @@ from paceline.config.sections.rollout import ServerOptions
 from paceline.core.diagnostics import Severity
 from paceline.core.errors import PacelineError
 from paceline.generation.engine import Completion, Request, RolloutSampling
-from paceline.generation.score_texts import score_texts
+from paceline.generation.local import score_texts
 from paceline.models.role_module import RoleModule
 from paceline.runtime.process_group.world import World
 from paceline.training.loop.divergence_watch import check_sampling

@@ -14,7 +14,7 @@ import torch
 from paceline.config.schema import Config
 from paceline.config.sections.rollout import GenerationSection
 from paceline.core.errors import ConfigError
-from paceline.demo.tokenizer import vocabulary, write_tokenizer
+from paceline.demo.files import vocabulary, write_tokenizer
 from paceline.evaluation import chat
 from paceline.generation.answer import Sampling
 from paceline.generation.settings import sampling_of

@@ -14,9 +14,8 @@ import pytest
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.rundir import RunDir
-from paceline.launch.supervision.exit_codes import Failure, killed_diagnostic, root_of
+from paceline.launch.supervision.exit_codes import Failure, MemoryKills, killed_diagnostic, root_of
 from paceline.launch.supervision.exit_record import Exit, LaunchRecord
-from paceline.launch.supervision.oom_kills import MemoryKills
 from paceline.launch.supervision.worker_channel import (
     AGENT,
     MESSAGE_BYTES,

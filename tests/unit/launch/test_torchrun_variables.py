@@ -11,7 +11,7 @@ from support import Run, write_yaml
 
 from paceline.cli.join import as_torchrun_node, drives_a_node, on_its_node
 from paceline.core.errors import ConfigError
-from paceline.launch.environment.torchrun_variables import TorchrunNode, torchrun_node
+from paceline.launch.environment.job_managers import TorchrunNode, torchrun_node
 from paceline.launch.process_spec import LaunchOptions
 
 #: As Kubeflow Trainer v2 sets them in the second of two pods, and as the training operator v1 does.

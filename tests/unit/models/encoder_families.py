@@ -13,9 +13,9 @@ from paceline.algorithms.supervised.classification import LABEL
 from paceline.models.factory import HFModelFactory
 from paceline.models.heads.sequence_classification import Classes
 from paceline.models.role_module import RoleModule
+from paceline.models.special_tokens import SECOND
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Role
-from paceline.protocols.special_tokens import SECOND
 
 _BERT: dict[str, Any] = {
     "hidden_size": 32,

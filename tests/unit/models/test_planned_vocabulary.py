@@ -14,7 +14,7 @@ import pytest
 
 from paceline.config.sections.model import ModelSection
 from paceline.data.tokenizer.load import load_tokenizer, vocab_size
-from paceline.demo.tokenizer import vocabulary, write_tokenizer
+from paceline.demo.files import vocabulary, write_tokenizer
 from paceline.models.factory import HFModelFactory
 from paceline.plan.model.read_config import shape_of
 

@@ -17,11 +17,11 @@ from model_families import Source, make_batch, spread_out
 from tiny_families import tiny_config
 from torch import Tensor
 
-from paceline.algorithms.moe_balance_loss import TERM, WithBalanceLoss
+from paceline.algorithms.algorithm import TERM, WithBalanceLoss
 from paceline.algorithms.supervised.sft import SFT
-from paceline.models.activation_checkpointing import enable_recompute
 from paceline.models.factory import HFModelFactory
 from paceline.models.role_module import RoleModule
+from paceline.models.wrap_layers import enable_recompute
 from paceline.plan.features.experts import RouterLoss
 from paceline.plan.model.family import families
 from paceline.plan.model.shape import config_coefficient

@@ -18,8 +18,7 @@ from paceline.core.errors import ConfigError
 from paceline.models.factory import HFModelFactory
 from paceline.models.heads.sequence_classification import Classes
 from paceline.models.loading.materialize import choices_of
-from paceline.models.loading.resize_embeddings import new_rows
-from paceline.models.loading.sharded_loading import FolderSlices
+from paceline.models.loading.sharded_loading import FolderSlices, new_rows
 from paceline.models.loading.weights_source import READ_IN_PARTS
 from paceline.models.module_tensors import tensors_of
 from paceline.models.role_module import RoleModule

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import ConfigError
-from paceline.plan.hardware.cloud_instances import instances
-from paceline.plan.hardware.device_catalogue import card_named, cards, cluster_of
+from paceline.plan.hardware.device_catalogue import card_named, cards, cluster_of, instances
 
 
 def test_a_count_and_a_name_are_a_cluster_of_whole_nodes() -> None:

@@ -11,7 +11,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.launch.prediction_ledger import VARIABLE, before_training
 from paceline.plan.explain import GLOBAL_BATCH, overview
 from paceline.plan.plan import AdapterSpec, Quantization
-from paceline.runlog.console_lines import VERBOSE
+from paceline.runlog.lines import VERBOSE
 
 config, plan_of = test_make_plan.config, test_make_plan.plan_of
 

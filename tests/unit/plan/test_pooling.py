@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config.schema import Config
-from paceline.plan.model.files.pooling import check_pooling
+from paceline.plan.model.files.folder_check import check_pooling
 
 
 def folder(path: Path, mode: dict[str, object], normalize: bool, prompts: dict[str, str]) -> Path:

@@ -15,7 +15,7 @@ from vision_models import vision_config
 
 from paceline.config.schema import Config
 from paceline.core.errors import ConfigError
-from paceline.data.preflight.image_rows import images_in_rows
+from paceline.data.images.decide import images_in_rows
 from paceline.models.loading.multimodal import class_of_whole
 from paceline.plan.explain import overview
 from paceline.plan.features.freezing import Freezing

@@ -15,15 +15,15 @@ import pytest
 from paceline.checkpoint.format.durable_files import os_error
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import PacelineError
-from paceline.core.os_errors import refusal_of
+from paceline.core.files import refusal_of
 from paceline.core.rundir import RunDir
 from paceline.launch.claim_run_dir import claim
 from paceline.runlog.events import Finished, Notice, read_events
 from paceline.runlog.log import RunLog
-from paceline.runlog.place import RunDirWatch
 from paceline.runlog.redact import Redactor
 from paceline.runlog.result import write_result
 from paceline.training.errors import diagnose
+from paceline.training.reporting.observers import RunDirWatch
 
 EVENT = Finished("completed", 1, 1.0)
 

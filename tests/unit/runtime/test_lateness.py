@@ -12,8 +12,7 @@ import pytest
 from paceline.plan.timeouts import DEFAULT_SECONDS, Limit, WaitLimits
 from paceline.runtime.failures import stragglers
 from paceline.runtime.failures.last_heard import HeartbeatRecord, LastHeardMonitor
-from paceline.runtime.failures.roll_call import RollCall
-from paceline.runtime.failures.stragglers import Collective, StragglerMonitor
+from paceline.runtime.failures.stragglers import Collective, RollCall, StragglerMonitor
 
 LIMITS = WaitLimits(Limit(60, "start_key"), Limit(10, "step_key"), Limit(100, "between_key"))
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.sections.launch import LaunchSection
-from paceline.schedulers.job import ClusterJob, Rendering
-from paceline.schedulers.table import scheduler_named
+from paceline.schedulers.job import ClusterJob, Rendering, scheduler_named
 
 SYSTEMS = ("kubernetes", "ray", "skypilot", "dstack")
 YAML = "model:\n  name_or_path: org/model\ntraining:\n  max_steps: 2\n"

@@ -19,7 +19,7 @@ from support import swept
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import value_at
 from paceline.schedulers.job import Rendering
-from paceline.schedulers.quoted_yaml import documents
+from paceline.schedulers.templates import documents
 
 COUNT, PARTS = 200, 25
 OTHERS = ("ray", "skypilot", "dstack")

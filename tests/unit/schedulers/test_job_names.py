@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.schedulers.check_job import JobRequest, job_of
-from paceline.schedulers.dns_names import dns_name
+from paceline.schedulers.job import dns_name
 
 
 def test_two_runs_of_one_file_have_two_names_and_a_run_keeps_its_own(tmp_path: Path) -> None:

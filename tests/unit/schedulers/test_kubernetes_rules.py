@@ -13,9 +13,8 @@ from remote_jobs import KUBERNETES, as_kubelet, job_in, rendered
 
 from paceline.config.load import load_config
 from paceline.core.errors import ConfigError, ExitCode
-from paceline.launch.supervision.exit_policy import AFTER, After
-from paceline.schedulers.dns_names import dns_name
-from paceline.schedulers.job import ServedModel
+from paceline.launch.supervision.exit_codes import AFTER, After
+from paceline.schedulers.job import ServedModel, dns_name
 
 KINDS = ("trainjob", "jobset", "job", "pytorchjob")
 #: RFC 1035, as JobSet and TrainJob demand of their names

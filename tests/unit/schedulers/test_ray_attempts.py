@@ -11,7 +11,7 @@ import pytest
 from remote_jobs import job_in, rendered
 
 from paceline.core.errors import ConfigError
-from paceline.launch.supervision.exit_policy import decisive
+from paceline.launch.supervision.exit_codes import decisive
 from paceline.schedulers.ray.attempts import Stop, repeat, run_to_end
 from paceline.schedulers.ray.task import RayTask
 

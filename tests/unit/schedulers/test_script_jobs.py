@@ -16,11 +16,9 @@ import pytest
 from rendered_jobs import job, random_value
 
 from paceline.core.errors import ConfigError
-from paceline.schedulers.hosts import read_hosts
+from paceline.schedulers.hosts import mpi_job, read_hosts, ssh_job
 from paceline.schedulers.job import ArrayTask, ClusterJob
-from paceline.schedulers.local import local_job
-from paceline.schedulers.mpi import mpi_job
-from paceline.schedulers.ssh import ssh_job
+from paceline.schedulers.script_job import local_job
 from paceline.schedulers.write_files import write_job
 
 #: Stands for ``paceline``: records its call, and answers with the codes it is given, one a start.

@@ -14,9 +14,9 @@ import pytest
 from rendered_jobs import job, random_value
 
 from paceline.core.errors import ConfigError, ExitCode
-from paceline.launch.supervision.exit_policy import AFTER, After
+from paceline.launch.supervision.exit_codes import AFTER, After
 from paceline.schedulers.job import ArrayTask, ClusterJob
-from paceline.schedulers.slurm.render import slurm_job
+from paceline.schedulers.slurm.job import slurm_job
 from paceline.schedulers.write_files import write_job
 
 #: What a step of two nodes reports: codes by node (None: the node was lost), and srun's own.

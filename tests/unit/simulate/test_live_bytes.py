@@ -17,7 +17,7 @@ from paceline.plan.cost.memory.peak import chunk_of
 from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
-from paceline.simulate.live_bytes import LiveBytes
+from paceline.simulate.counting import LiveBytes
 from paceline.simulate.run import simulate
 
 LLAMA: dict[str, Any] = {

@@ -23,10 +23,15 @@ from paceline.plan.strategies.spec import strategy_spec
 from paceline.plan.strategy_options import DeepSpeedOptions
 from paceline.runtime.process_group.world import World
 from paceline.strategies.deepspeed.autotp import prepare_root
-from paceline.strategies.deepspeed.config import asking_config, averages_gradients, engine_config, options_of
 from paceline.strategies.deepspeed.import_deepspeed import library, load_async_io
 from paceline.strategies.deepspeed.partition_views import ParameterSlice
-from paceline.strategies.deepspeed.start_engine import check_packed
+from paceline.strategies.deepspeed.start_engine import (
+    asking_config,
+    averages_gradients,
+    check_packed,
+    engine_config,
+    options_of,
+)
 from paceline.strategies.deepspeed.strategy import check_optimizer
 
 

@@ -17,8 +17,7 @@ from paceline.models.flops import attention_modules
 from paceline.plan.model.read_config import shape_from_config
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Output, Role
-from paceline.strategies.deepspeed.flops_profiler import NOTES_BY_KEY, profiled
-from paceline.strategies.deepspeed.strategy import DeepSpeed, EngineHandle
+from paceline.strategies.deepspeed.strategy import NOTES_BY_KEY, DeepSpeed, EngineHandle, profiled
 
 COMMON = {"vocab_size": 50, "max_position_embeddings": 64}
 LLAMA = {

@@ -18,8 +18,7 @@ from tiny_parts import plan
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from paceline.algorithms.supervised.embedding import Embedding
-from paceline.algorithms.supervised.reranker import Reranker
+from paceline.algorithms.supervised.retrieval import Embedding, Reranker
 from paceline.config.sections.data import DataSection
 from paceline.config.sections.model import ModelSection
 from paceline.config.sections.training import TrainingSection

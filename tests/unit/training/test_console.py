@@ -6,8 +6,8 @@ import re
 import pytest
 
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.runlog.console_lines import is_verbose
 from paceline.runlog.events import Eval, Step
+from paceline.runlog.lines import is_verbose
 from paceline.training.reporting.console import Console
 
 

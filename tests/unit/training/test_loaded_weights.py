@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from paceline.config.schema import Config
 from paceline.core.errors import PacelineError
 from paceline.training import codes
+from paceline.training.loop.nonfinite_trace import explain_nonfinite
 from paceline.training.loop.train_state import TrainState
-from paceline.training.run.loaded_weights import explain_nonfinite
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.0])

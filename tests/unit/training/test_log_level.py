@@ -11,7 +11,7 @@ from paceline.config.schema import SECTIONS, Config
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.rundir import RunDir
 from paceline.runlog import events
-from paceline.runlog.console_lines import VERBOSE
+from paceline.runlog.lines import VERBOSE
 from paceline.runlog.log import is_written
 from paceline.runlog.redact import Redactor
 from paceline.training.reporting.observers import Observers

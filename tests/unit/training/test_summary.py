@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.rundir import RunDir
-from paceline.runlog.console_lines import next_commands, short_path
+from paceline.runlog.lines import next_commands, short_path
 from paceline.training.reporting.console import print_summary
 
 

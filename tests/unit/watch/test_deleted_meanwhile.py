@@ -21,7 +21,7 @@ from paceline.api.several_runs import facts_below
 from paceline.checkpoint.format import verify_files
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.doctor import flights
+from paceline.doctor import run_failure
 from paceline.launch import claim_run_dir
 from paceline.launch.environment import deepspeed_build_locks
 from paceline.launch.preflight import facts, once_per_node
@@ -84,7 +84,7 @@ READERS: dict[str, Callable[[RunDir, Path], Any]] = {
         verify_files.scan(run.checkpoints),
         verify_files.leftover_hints(run.checkpoints),
     ),
-    "flights": lambda run, cache: list(flights.run_findings(run)),
+    "flights": lambda run, cache: list(run_failure.run_findings(run)),
     "count": lambda run, cache: facts.count_checkpoints(run),
     "holds_work": lambda run, cache: claim_run_dir.holds_work(run),
 }

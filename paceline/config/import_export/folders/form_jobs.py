@@ -21,8 +21,15 @@ from paceline.config.import_export.folders.find_starts import (
     find_starts,
     resolve,
 )
-from paceline.config.import_export.folders.list_files import FolderFile, FolderFiles, list_folder
-from paceline.config.import_export.folders.read_configs import NAMES, NOT_IMPORTED, Configs, kind_of_config
+from paceline.config.import_export.folders.list_files import (
+    NAMES,
+    NOT_IMPORTED,
+    Configs,
+    FolderFile,
+    FolderFiles,
+    kind_of_config,
+    list_folder,
+)
 from paceline.config.import_export.import_config import (
     TRANSLATORS,
     import_command,

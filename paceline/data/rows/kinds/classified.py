@@ -25,7 +25,7 @@ from paceline.data.rows.formats import (
 from paceline.data.rows.kinds.base import RowKind
 from paceline.data.rows.messages import has_meaning, turns_of_any
 from paceline.data.rows.values import Cell, Row, RowError, as_text
-from paceline.protocols.special_tokens import SECOND
+from paceline.models.special_tokens import SECOND
 
 CONVERSATION = "classified_conversation"
 _READ = ("text", "sentence", "content", "review", "document", "messages", "conversations")

@@ -11,11 +11,14 @@ Each answer is a text, one turn or a list of turns, with the keys of ShareGPT (`
 messages (``role``, ``content``). ms-swift's ``messages`` with
 ``rejected_messages`` or ``rejected_response`` are chosen and rejected. ``margin``: by how much the chosen
 answer is better.
+
+Transcripts in one text, as hh-rlhf publishes them: paragraphs that begin with Human: or Assistant:.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -36,8 +39,34 @@ from paceline.data.rows.formats import (
 from paceline.data.rows.kinds.base import RowKind
 from paceline.data.rows.messages import Message, has_meaning, is_answer, is_list_of_texts, turns_or_text
 from paceline.data.rows.row_errors import ROW_FOR_EACH
-from paceline.data.rows.transcripts import is_open, turns_in
 from paceline.data.rows.values import Cell, Row, RowError, as_text
+
+_ROLES = {"Human": "user", "Assistant": "assistant"}
+_MARK = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+
+
+def turns_in(text: str) -> list[Message]:
+    """Return the turns of a transcript without the blanks around each; [] for another text.
+
+    It begins with Human: and has a paragraph with Assistant:. An empty one at the end opens the answer, and
+    is no turn.
+    """
+    marks = list(_MARK.finditer(text))
+    roles = [_ROLES[mark.group(1)] for mark in marks]
+    if not marks or marks[0].start() or roles[0] != "user" or "assistant" not in roles:
+        return []
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    turns: list[Message] = [
+        {"role": role, "content": text[mark.end() : end].strip()}
+        for role, mark, end in zip(roles, marks, ends, strict=True)
+    ]
+    return turns[:-1] if roles[-1] == "assistant" and not turns[-1]["content"] else turns
+
+
+def is_open(turns: list[Message]) -> bool:
+    """Whether a transcript asks for an answer."""
+    return bool(turns) and turns[-1]["role"] == "user"
+
 
 TEXT, CONVERSATION = "preference", "preference_conversation"
 ANSWERS = ("chosen", "rejected")

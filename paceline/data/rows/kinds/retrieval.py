@@ -19,7 +19,7 @@ from paceline.data import codes
 from paceline.data.rows.formats import RETRIEVAL_TEXT, Example, Shape, check_mapping, column_names, listed
 from paceline.data.rows.kinds.base import RowKind
 from paceline.data.rows.values import Cell, Row, RowError, as_text
-from paceline.protocols.special_tokens import SECOND
+from paceline.models.special_tokens import SECOND
 
 PART, SCORE = "part", "score"  # of a document: its part in its row, and its grade
 QUERY, POSITIVE, NEGATIVE = 0, 1, 2

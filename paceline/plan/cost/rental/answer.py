@@ -10,7 +10,7 @@ from paceline.plan.cost.coefficients import spread
 from paceline.plan.cost.rental.choices import Choice, Choices, Goal
 from paceline.plan.cost.report import candidate_json, settings, settings_text, short_mesh, wrapped
 from paceline.plan.cost.search import GIB, host_bytes
-from paceline.plan.hardware.cloud_instances import instance_named
+from paceline.plan.hardware.device_catalogue import instance_named
 
 SHOWN = 12
 SHOWN_TRADES = 5  # of those that nothing beats in both

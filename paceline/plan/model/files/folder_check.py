@@ -1,4 +1,7 @@
-"""Check folders of models and adapters without loading them, by config, sizes and headers. No torch."""
+"""Check folders of models and adapters without loading them, by config, sizes and headers. No torch.
+
+How a folder of sentence-transformers makes a text's vector, compared with how a run would.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from pathlib import Path
 from shlex import quote
 
 from paceline.config.schema import Config
+from paceline.config.sections.algorithms.supervised import EmbeddingOptions
 from paceline.config.sections.model import ModelSection
-from paceline.core.diagnostics import Diagnostic
+from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.errors import ConfigError
 from paceline.core.files import MAX_INDEX_BYTES, is_local_name, pointers_in, read_text, special_files
-from paceline.core.json_types import Json
+from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.core.rundir import RunDir
 from paceline.plan import codes
 from paceline.plan.algorithms.spec import algorithm_spec, key_of_model
@@ -369,3 +373,65 @@ def _value(file: Path, key: str) -> Json:
     except (OSError, ValueError, ConfigError):
         return None
     return contents.get(key) if isinstance(contents, dict) else None
+
+
+_KEY = "training.embedding"
+#: Names of its versions → ours
+_POOLINGS = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last"}
+
+
+def check_pooling(config: Config) -> Iterator[Diagnostic]:
+    """Yield embedding.folder: errors for what the config leaves to defaults, warnings for what it sets."""
+    folder = Path(config.model.name_or_path or "").expanduser()
+    modules = _read(folder / "modules.json")
+    if config.model.config is not None or not isinstance(modules, list):
+        return
+    kinds = {str(as_object(m).get("type")).rsplit(".", 1)[-1]: str(as_object(m).get("path")) for m in modules}
+    if "Pooling" not in kinds:
+        return
+    options = config.training.embedding or EmbeddingOptions()
+    pooling = as_object(_read(folder / kinds["Pooling"] / "config.json") or {})
+    modes = [_POOLINGS.get(name, name) for name in _modes(pooling)]
+    made = {"pooling": "+".join(modes), "normalize": "Normalize" in kinds}
+    for name, theirs in made.items():
+        ours = getattr(options, name)
+        if theirs in ("", ours):
+            continue
+        there, here = (str(value).lower() for value in (theirs, ours))
+        known = name != "pooling" or there in _POOLINGS.values()
+        yield codes.EMBEDDING_FOLDER(
+            f"{_KEY}.{name}",
+            f"{name}: {there} there, {here} here",
+            hint=f"{name}: {there}"
+            if known
+            else f"{name}: {here}, to learn it anew: {there} is not supported",
+            severity=Severity.WARNING if name in options.model_fields_set else Severity.ERROR,
+        )
+    about = as_object(_read(folder / "config_sentence_transformers.json") or {})
+    for name, text in as_object(about.get("prompts") or {}).items():
+        ours = {"query": config.data.query_prompt, "document": config.data.document_prompt}.get(name)
+        if text and ours == "":
+            quoted = json.dumps(text, ensure_ascii=False)
+            yield codes.EMBEDDING_FOLDER(
+                f"data.{name}_prompt",
+                f"{quoted} there, none here",
+                hint=f"{name}_prompt: {quoted}",
+                severity=Severity.WARNING,
+            )
+
+
+def _modes(pooling: JsonObject) -> list[str]:
+    """Return the modes of its Pooling's config, old or new."""
+    if isinstance(mode := pooling.get("pooling_mode"), str):
+        return mode.split("+")
+    prefix = "pooling_mode_"
+    return [n.removeprefix(prefix) for n, on in pooling.items() if n.startswith(prefix) and on is True]
+
+
+def _read(file: Path) -> Json:
+    """Return the file's JSON; None where it is missing or damaged."""
+    try:
+        parsed: Json = json.loads(read_text(file)) if file.is_file() else None
+    except (OSError, ValueError):
+        return None
+    return parsed

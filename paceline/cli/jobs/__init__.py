@@ -1,1 +1,0 @@
-"""Jobs on clusters: written, submitted, asked, stopped and started again."""
