@@ -24,7 +24,7 @@ from paceline.launch.process_spec import LaunchOptions
 from paceline.runlog.redact import Redactor
 
 if TYPE_CHECKING:
-    from paceline.doctor.logs.report import FailureReport
+    from paceline.doctor.logs.diagnose import FailureReport
 
 _SUBJECT = (
     "A YAML file: this node is checked for its job, with --nnodes together with the others. A run directory:"
