@@ -13,12 +13,12 @@ from paceline.training.rank import main
 _step = Trainer._step
 
 
-def saved_first(trainer: Trainer, window: Window) -> None:
+def saved_first(trainer: Trainer, window: Window, waited: float) -> None:
     """``Trainer._step`` of a resumed run's first window, once the rest of a rollout has been read for it."""
     Trainer._step = _step  # type: ignore[method-assign]
     if trainer.state.step and trainer.saves is not None:
         trainer.saves.save(trainer.state.step)
-    _step(trainer, window)
+    _step(trainer, window, waited)
 
 
 if __name__ == "__main__":

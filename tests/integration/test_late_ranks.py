@@ -50,9 +50,9 @@ OF_START, OF_STEP = 12, 5  # seconds; that of the start holds the ranks' meeting
 
 
 def begin(tiny: Tiny, folder: Path, strategy: str, where: str, **training: Any) -> Any:
-    base = {"ddp": "DDP", "fsdp": "FSDP"}[strategy]
+    module, base = {"ddp": ("ddp", "DDP"), "fsdp": ("fsdp.strategy", "FSDP")}[strategy]
     (folder / "sleeping.py").write_text(
-        SLEEPING.format(module=strategy, base=base, where=where, limit=OF_STEP)
+        SLEEPING.format(module=module, base=base, where=where, limit=OF_STEP)
     )
     config = tiny(
         distributed_strategy="sleeping:Sleeping",

@@ -196,6 +196,11 @@ TABLE: dict[str, Key | Read] = {
             "training.reinforce_plus_plus.kl_estimator": "k3",
         },
     ),
+    "training.reinforce_plus_plus.group_baseline": Key(
+        p.algorithm,
+        True,
+        {**GRPO, "training.algorithm": "reinforce_plus_plus", "training.rollout.num_generations": 4},
+    ),
     "training.ppo.kl_in": Key(p.algorithm, "loss", {**PPO, "training.ppo.kl_estimator": "k3"}),
     **under(f"{T}.ppo", p.algorithm, {**PPO, "training.ppo.adap_kl_ctrl": True}, target=3.0, horizon=99),
     "training.sft.loss_type": Key(p.algorithm, "dft", {}),
