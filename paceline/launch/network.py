@@ -187,12 +187,12 @@ def check_address(cluster: Cluster, *, is_set: bool) -> list[Diagnostic]:
         )
         raise ConfigError(codes.LAUNCH_MASTER_ADDR(problem, _OPTION, address, remedy))
     try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except OSError as error:  # it may resolve later, as a pod's name
         problem = "this machine cannot resolve the address of node 0; the start waits until it can"
         reason = f"{address}: {error.strerror or error}"
         return [codes.LAUNCH_MASTER_ADDR(problem, _OPTION, reason, remedy, Severity.WARNING)]
-    if cluster.node_rank == 0 and not any(_is_own(family, str(to[0])) for family, _, _, _, to in found):
+    if cluster.node_rank == 0 and not any(_is_own(family, str(to[0])) for family, _, _, _, to in addresses):
         problem = (
             f"this is node 0 (launch.node_rank: 0), but {address} is no address of this machine: if it is"
             " that of another node, each node waits for one that does not come"

@@ -35,7 +35,7 @@ if find_spec("deepspeed") is not None:
 #: Each way, each thing that is learnt and each family stands in one of them or more.
 FAST = (
     *("qwen2_5_vl zero2 tower", "qwen2_5_vl ddp both", "qwen2_5_vl zero3 text", "gemma3 tp plain"),
-    *("gemma3 fsdp classes", "gemma3 ddp reward", "llava fsdp bf16"),
+    *("llava fsdp classes", "gemma3 ddp reward", "gemma3 fsdp bf16"),
 )
 KINDS = ("qwen2_5_vl", "gemma3", "llava")
 FULL = tuple(f"{k} {way} {what}" for k in KINDS for way in WAYS for what in LEARNT)

@@ -22,8 +22,8 @@ def measured(system: str, key: str, says: str) -> str:
     inner, _, rest = says.partition(": ")
     if inner.startswith(f"{key}."):  # of a part of the key
         key, says = inner, rest
-    found = table("sizes")
-    if whole := found.get(shape_of(system, key, says)):
+    sizes = table("sizes")
+    if whole := sizes.get(shape_of(system, key, says)):
         return str(whole)
-    parts = [found.get(shape_of(system, key, part)) for part in dict.fromkeys(says.split("; "))]
+    parts = [sizes.get(shape_of(system, key, part)) for part in dict.fromkeys(says.split("; "))]
     return "; ".join(dict.fromkeys(str(size or NOT_MEASURED) for size in parts)) if any(parts) else ""

@@ -163,15 +163,31 @@ def units_of(trunk: nn.Module, how: FsdpOptions) -> list[nn.Module]:
     """
     if how.wrap.policy == "none":
         return []
+    off = _switched_off(trunk)
     if how.wrap.policy == "size":
-        return _by_size(trunk, how.wrap.min_num_params)
+        return [m for m in _by_size(trunk, how.wrap.min_num_params) if id(m) not in off]
     modules = (
         wrapped_classes(trunk, how.wrap.classes)
         if how.wrap.classes
         else [m for m in trunk.modules() if _is_one_of(m, layer_classes(trunk))]
     )
     inside = {id(child) for m in modules for child in m.modules() if child is not m}
-    return [m for m in modules if id(m) not in inside]
+    return [m for m in modules if id(m) not in inside | off]
+
+
+def _switched_off(trunk: nn.Module) -> set[int]:
+    """Return the ids of modules in pooling heads that a tower does not compute.
+
+    FSDP2 gathers a unit when it is called, and fails at a gradient of one that never was. In the root's
+    unit such weights are gathered with the others.
+    """
+    heads = [
+        head
+        for module in trunk.modules()
+        if getattr(module, "use_head", True) is False
+        and (head := dict(module.named_children()).get("head")) is not None
+    ]
+    return {id(module) for head in heads for module in head.modules()}
 
 
 def wrapped_classes(trunk: nn.Module, classes: Sequence[str]) -> list[nn.Module]:

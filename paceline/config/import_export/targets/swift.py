@@ -41,7 +41,7 @@ def swift(config: Config, given: Given) -> JsonObject:
         "rlhf_type": None if supervised else ALGORITHMS_OF["swift"][training.algorithm],
         "tuner_type": "lora" if config.lora else "full",
         "template": _template(config),
-        "model_type": "llama" if given.model and _is_llama(config) else None,
+        "model_type": _model_type(config) if given.model else None,
         "dataset": [each.path for each in data.train],
         "val_dataset": [each.path for each in data.eval] if data.eval else None,
         "split_dataset_ratio": data.validation_split or 0.0,
@@ -63,13 +63,15 @@ def _check_rows(config: Config, form: str) -> None:
     plain = all(not each.columns and not each.converter for each in config.data.train)
     if plain and (form in known or not form):
         return
-    found = "rows with columns or a converter" if not plain else f"rows of the form {form}"
+    rows = "rows with columns or a converter" if not plain else f"rows of the form {form}"
     remedy = f"rows of one of the forms {', '.join(known)}, without columns and converter"
-    raise ConfigError(codes.CONFIG_EXPORT("ms-swift does not read these rows", "data.train", found, remedy))
+    raise ConfigError(codes.CONFIG_EXPORT("ms-swift does not read these rows", "data.train", rows, remedy))
 
 
-def _is_llama(config: Config) -> bool:
-    return as_object(config.model.config).get("model_type") == "llama"
+def _model_type(config: Config) -> str | None:
+    """Return the model's type where ms-swift has one of this name: it knows no model that starts from a config."""
+    kind = str(as_object(config.model.config).get("model_type"))
+    return kind if kind in as_object(table("swift_templates")["types"]) else None
 
 
 def _template(config: Config) -> str | None:
