@@ -51,9 +51,7 @@ OF_START, OF_STEP = 12, 5  # seconds; that of the start holds the ranks' meeting
 
 def begin(tiny: Tiny, folder: Path, strategy: str, where: str, **training: Any) -> Any:
     module, base = {"ddp": ("ddp", "DDP"), "fsdp": ("fsdp.strategy", "FSDP")}[strategy]
-    (folder / "sleeping.py").write_text(
-        SLEEPING.format(module=module, base=base, where=where, limit=OF_STEP)
-    )
+    (folder / "sleeping.py").write_text(SLEEPING.format(module=module, base=base, where=where, limit=OF_STEP))
     config = tiny(
         distributed_strategy="sleeping:Sleeping",
         start_timeout=OF_START if where == "start" else 240,  # on a busy machine, too
