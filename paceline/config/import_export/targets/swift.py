@@ -69,7 +69,7 @@ def _check_rows(config: Config, form: str) -> None:
 
 
 def _model_type(config: Config) -> str | None:
-    """Return the model's type where ms-swift has one of this name: it knows no model that starts from a config."""
+    """Return the type where ms-swift has one of this name: it knows no model that starts from a config."""
     kind = str(as_object(config.model.config).get("model_type"))
     return kind if kind in as_object(table("swift_templates")["types"]) else None
 
