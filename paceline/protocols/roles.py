@@ -26,6 +26,8 @@ class Output(str, Enum):
     LOGPROBS   ``logprobs``: fp32 [L], log p(label) at the L labelled positions, in order.
     CORRECT    ``correct``: int64 scalar, labelled positions whose argmax is the label (no gradient).
     ENTROPY    ``entropy``: fp32 [L], entropy of the next-token distribution at the labelled positions.
+    LIKELIEST_ENTROPY ``likeliest_entropy``: fp32 [L], entropy of the 20 likeliest next tokens alone, their
+               probabilities scaled to 1 (no gradient); not together with ``ENTROPY``.
     SCORES     ``scores``: fp32 [D], a scalar head's output at the last token of each document (reward
                models).
     CLASSES    ``classes``: fp32 [D, K], the logits of a head with K classes at the last token of each
@@ -47,6 +49,7 @@ class Output(str, Enum):
     LOGPROBS = "logprobs"
     CORRECT = "correct"
     ENTROPY = "entropy"
+    LIKELIEST_ENTROPY = "likeliest_entropy"
     SCORES = "scores"
     CLASSES = "classes"
     VALUES = "values"

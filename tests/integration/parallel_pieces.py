@@ -163,6 +163,8 @@ def head(world: World) -> dict[str, float]:
             args = HeadInputs(mine[0], mine[1], mine[2] if bias is not None else None, labels, shape)
             nll, hits = part.nll(args, True)
             stats = part.stats(args, RequiredStats(True, True))
+            few = part.stats(args, RequiredStats(True, likeliest=5))[1]
+            likeliest = logits.topk(5, -1).values.log_softmax(-1)
             with torch.no_grad():
                 again, more_hits = part.nll(args, True)
             nll_error = [(x + logp.sum()).detach().abs() for x in (nll, again)]
@@ -170,6 +172,7 @@ def head(world: World) -> dict[str, float]:
             worst += [
                 float((a - b).detach().abs().max()) for a, b in zip(stats[:2], (logp, entropy), strict=True)
             ]
+            worst.append(float((few + (likeliest.exp() * likeliest).sum(-1)).detach().abs().max()))
             worst += [float((x - right).abs()) for x in (hits, more_hits, stats[2])]
             pairs = [(nll * 0.3, -logp.sum() * 0.3)]
             pairs.append(

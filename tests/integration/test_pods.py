@@ -15,6 +15,7 @@ from support import Run, write_yaml
 from paceline.config.load import load_config
 from paceline.schedulers.check_job import JobRequest, job_of
 from paceline.schedulers.kubernetes.job import kubernetes_job
+from paceline.schedulers.kubernetes.pods import job_name
 
 pytestmark = [pytest.mark.integration]
 #: what Kubeflow's controllers add to the pods of the second node; a Job's controller fills in its annotation
@@ -38,9 +39,9 @@ ADDED = {
 }
 MEETS = {
     "trainjob": "run-node-0-0.run",
-    "jobset": "run-node-0-0.run",
-    "job": "run-0.run",
-    "pytorchjob": "run-master-0",
+    "jobset": "{name}-node-0-0.{name}",
+    "job": "{name}-0.{name}",
+    "pytorchjob": "{name}-master-0",
 }
 
 
@@ -85,7 +86,8 @@ def test_a_pod_is_one_node_of_the_run(
     done = paceline(*words, "--dry-run", env=env)
     assert done.code == 0, done.err
     assert sys.executable in done.out and "WORLD_SIZE=2 LOCAL_WORLD_SIZE=1" in done.out, done.out[-3000:]
-    assert "RANK=1 LOCAL_RANK=0" in done.out and f"MASTER_ADDR={MEETS[kind]} MASTER_PORT=29500" in done.out
+    address = MEETS[kind].format(name=job_name(job))
+    assert "RANK=1 LOCAL_RANK=0" in done.out and f"MASTER_ADDR={address} MASTER_PORT=29500" in done.out
 
 
 def _as_kubelet(word: str, env: dict[str, str]) -> str:

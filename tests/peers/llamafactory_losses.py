@@ -3,7 +3,7 @@
 
     /opt/envs/llamafactory/bin/python tests/peers/llamafactory_losses.py OUT
 
-The vocabulary has 20 tokens, so that the 20 likeliest of which EAFT takes the entropy are all.
+EAFT takes the entropy of the 20 likeliest of these 64 tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def main() -> None:
     from llamafactory.train.trainer_utils import asft_loss_func, eaft_loss_func
 
     torch.manual_seed(3)
-    logits, reference = torch.randn(12, 20).round(decimals=3), torch.randn(12, 20).round(decimals=3)
-    labels = torch.randint(20, (12,))
+    logits, reference = torch.randn(12, 64).round(decimals=3), torch.randn(12, 64).round(decimals=3)
+    labels = torch.randint(64, (12,))
     outputs, targets = {"logits": logits[None]}, labels[None]
     losses = {f"eaft {alpha}": eaft_loss_func(outputs, targets, None, alpha).item() for alpha in (1.0, 2.0)}
     losses["asft 0.1"] = asft_loss_func(outputs, targets, reference[None], 0.1).item()

@@ -13,7 +13,7 @@ from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output, Role
 
 TERM = "nll"
-_NATS = 3.0  # of entropy that count as weight 1
+_NATS = 3.0  # of entropy that count as weight 1: near the logarithm of 20 tokens
 
 
 def dft_sum(logprobs: Tensor) -> Tensor:
@@ -29,8 +29,8 @@ class SFT(Algorithm):
     batch, for any number of ranks, micro-batch size and gradient accumulation. A mean of per-rank means is
     not. With ``loss_type: dft`` a token's -log p is multiplied by sg(p), its probability without gradient
     (dynamic fine-tuning: Wu et al. 2025, arXiv:2508.05629, eq. 9); evaluation does the same, as in TRL.
-    With ``eaft`` it is multiplied by sg(H / 3) ** eaft_alpha, H the entropy in nats of the distribution
-    (arXiv:2601.02151, where 3 is near the logarithm of the 20 likeliest tokens).
+    With ``eaft`` it is multiplied by sg(H / 3) ** eaft_alpha; H, in nats, is that of the 20 likeliest tokens
+    (arXiv:2601.02151; LLaMA-Factory's ``eaft_loss_func``).
     """
 
     def __init__(self, **options: Json) -> None:
@@ -40,7 +40,7 @@ class SFT(Algorithm):
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         loss = {
             "dft": frozenset({Output.LOGPROBS}),
-            "eaft": frozenset({Output.LOGPROBS, Output.ENTROPY}),
+            "eaft": frozenset({Output.LOGPROBS, Output.LIKELIEST_ENTROPY}),
         }.get(self.loss_type, frozenset({Output.NLL}))
         return loss if training else loss | {Output.CORRECT}
 
@@ -53,7 +53,7 @@ class SFT(Algorithm):
         logprobs = outputs[Output.LOGPROBS.value]
         if self.loss_type == "dft":
             return {TERM: dft_sum(logprobs)}
-        weights = (outputs[Output.ENTROPY.value].detach() / _NATS) ** self.exponent
+        weights = (outputs[Output.LIKELIEST_ENTROPY.value].detach() / _NATS) ** self.exponent
         return {TERM: -(weights * logprobs).sum()}
 
     def metrics(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:

@@ -20,13 +20,16 @@ from torch.utils.checkpoint import checkpoint
 from paceline.core.json_types import Json
 from paceline.models.attention.kernel_choice import RowKernels
 from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES, FusedNll, HeadInputs, HeadShape, nll_sums
-from paceline.models.heads.token_logprobs import RequiredStats, TokenStats
+from paceline.models.heads.token_logprobs import RequiredStats, TokenStats, entropy_of, largest
 from paceline.models.parallel.tp_regions import local
 from paceline.protocols.batch import Batch
 from paceline.protocols.roles import Output
 
 if TYPE_CHECKING:
     from paceline.protocols.model import HFModel
+
+LIKELIEST = 20  # tokens, of ``Output.LIKELIEST_ENTROPY`` (arXiv:2601.02151)
+_ENTROPIES = (Output.ENTROPY, Output.LIKELIEST_ENTROPY)
 
 
 class _Output:
@@ -193,16 +196,19 @@ class Head:
 
     def _fused(self, hidden: Tensor, labels: Tensor, required: frozenset[Output]) -> dict[str, Tensor]:
         inputs = HeadInputs(hidden, *self.weights(), labels, self.shape)
-        if Output.LOGPROBS in required or Output.ENTROPY in required:
+        if not required.isdisjoint({Output.LOGPROBS, *_ENTROPIES}):
             logp, entropy, num_correct = self.vocabulary.stats(
                 inputs,
                 RequiredStats(
-                    Output.ENTROPY in required, Output.CORRECT in required, torch.is_grad_enabled()
+                    not required.isdisjoint(_ENTROPIES),
+                    Output.CORRECT in required,
+                    torch.is_grad_enabled(),
+                    _likeliest(required),
                 ),
             )
             out = {
                 Output.LOGPROBS.value: logp,
-                Output.ENTROPY.value: entropy,
+                **dict.fromkeys((each.value for each in _ENTROPIES), entropy),
                 Output.NLL.value: -logp.sum(),
                 Output.CORRECT.value: num_correct,
             }
@@ -213,7 +219,7 @@ class Head:
 
     def _generic(self, hidden: Tensor, labels: Tensor, required: frozenset[Output]) -> dict[str, Tensor]:
         """Compute in chunks through the class's own head; each chunk is recomputed in the backward."""
-        rows = self.chunk_rows
+        rows, likeliest = self.chunk_rows, _likeliest(required)
         pieces = []
         for start in range(0, max(labels.numel(), 1), rows):
             part = (hidden[start : start + rows], labels[start : start + rows])
@@ -221,9 +227,9 @@ class Head:
             if not labels.numel():
                 part = (hidden.new_zeros(1, hidden.shape[1]) + hidden.sum(), labels.new_zeros(1))
             pieces.append(
-                checkpoint(self._stats, *part, use_reentrant=False)
+                checkpoint(self._stats, *part, likeliest, use_reentrant=False)
                 if torch.is_grad_enabled()
-                else self._stats(*part)
+                else self._stats(*part, likeliest)
             )
         logp, entropy, num_correct = (torch.cat([p[i] for p in pieces]) for i in range(3))
         if not labels.numel():
@@ -233,15 +239,16 @@ class Head:
             logp, entropy = logp[:0], entropy[:0]
         out = {
             Output.LOGPROBS: logp,
-            Output.ENTROPY: entropy,
+            **dict.fromkeys(_ENTROPIES, entropy),
             Output.NLL: nll,
             Output.CORRECT: num_correct.sum(),
         }
         return {output.value: out[output] for output in required}
 
-    def _stats(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logs = torch.log_softmax(self.own_logits(hidden), dim=-1)
-        entropy = -(logs.exp() * logs).sum(-1)
+    def _stats(self, hidden: Tensor, labels: Tensor, likeliest: int) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self.own_logits(hidden)
+        logs = torch.log_softmax(logits, dim=-1)
+        entropy = entropy_of(largest(logits, likeliest)) if likeliest else -(logs.exp() * logs).sum(-1)
         return logs.gather(1, labels[:, None]).squeeze(1), entropy, logs.argmax(-1) == labels
 
 
@@ -255,3 +262,8 @@ def _shape(config: Mapping[str, Json], chunk_bytes: int) -> HeadShape:
         if isinstance(value, (int, float)) and value:
             scale *= 1.0 / value if inverse else value
     return HeadShape(scale, float(cap) if isinstance(cap, (int, float)) else None, chunk_bytes)
+
+
+def _likeliest(required: frozenset[Output]) -> int:
+    """Return of how many tokens the entropy is; 0: of all."""
+    return LIKELIEST if Output.LIKELIEST_ENTROPY in required else 0

@@ -15,11 +15,15 @@ KEPT_CHUNKS = 3  # recomputing one in the backward takes as much memory: logits,
 
 @dataclass(frozen=True)
 class RequiredStats:
-    """Which outputs are required besides log-probabilities, and whether a backward will follow."""
+    """Which outputs are required besides log-probabilities, and whether a backward will follow.
+
+    ``likeliest``: the entropy is of so many likeliest tokens, without gradient; 0: of all.
+    """
 
     entropy: bool = False
     correct: bool = False
     backward: bool = True
+    likeliest: int = 0
 
 
 class _StatsContext(FunctionContext):
@@ -59,10 +63,12 @@ class TokenStats(Function):
             raw = head.raw(rows, None if i < room else buffer)
             for part, block in head.blocks(rows, raw):
                 logits = head.finish(block)
-                sums[part], mean = _moments(logits, required.entropy)
+                sums[part], mean = _moments(logits, required.entropy and not required.likeliest)
                 logp[part] = logits.gather(1, labels[part, None]).squeeze(1) - sums[part]
                 if mean is not None:
                     spread[part] = sums[part] - mean
+                elif required.entropy:
+                    spread[part] = entropy_of(largest(logits, required.likeliest))
                 if required.correct:
                     num_correct += (logits.argmax(-1) == labels[part]).sum()
             if i < room:
@@ -114,6 +120,17 @@ def _plan(head: ChunkedLogits, backward: bool) -> tuple[list[slice], int]:
     if len(chunks) <= KEPT_CHUNKS:
         return [slice(0, head.hidden.shape[0])], 1
     return chunks, KEPT_CHUNKS - 1
+
+
+def largest(logits: Tensor, number: int) -> Tensor:
+    """Return the largest of logits [r, V], at most ``number`` a row, in order."""
+    return logits.topk(min(number, logits.shape[-1]), dim=-1).values
+
+
+def entropy_of(logits: Tensor) -> Tensor:
+    """Return the entropy [r] of the distribution over logits [r, V]."""
+    logs = torch.log_softmax(logits, dim=-1)
+    return -(logs.exp() * logs).sum(-1)
 
 
 def _moments(logits: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:

@@ -24,7 +24,7 @@ from paceline.models.heads.chunked_cross_entropy import (
     HeadShape,
     as_given,
 )
-from paceline.models.heads.token_logprobs import RequiredStats
+from paceline.models.heads.token_logprobs import RequiredStats, entropy_of, largest
 from paceline.models.parallel.tp_regions import Group, copy_to_tp
 from paceline.models.typed_autograd import Function, FunctionContext
 
@@ -100,6 +100,13 @@ class VocabularyPart:
         spread = joint[2] / joint[0] if entropy else None
         return _Rows(joint[0].log() + peak, joint[1], spread, num_correct, target, inside)
 
+    def entropy_of_likeliest(self, logits: Tensor, number: int) -> Tensor:
+        """Return the entropy of the ``number`` likeliest tokens of all ranks' columns. Collective."""
+        own = largest(logits, number)
+        of_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(of_ranks, own, group=self.group)
+        return entropy_of(largest(torch.cat(of_ranks, dim=-1), number))
+
 
 def _minus_onehot_(p: Tensor, target: Tensor, inside: Tensor, by: Tensor) -> None:
     """In place, p[i, target[i]] -= by[i] for the rows i whose label this shard holds (``inside``)."""
@@ -166,13 +173,14 @@ class ParallelStats(Function):
         logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.accum_dtype) for _ in range(3))
         num_correct = labels.new_zeros(())
         for rows in head.chunks():
-            chunk = part.rows(
-                head.logits(rows), labels[rows], correct=required.correct, entropy=required.entropy
-            )
+            logits, of_all = head.logits(rows), required.entropy and not required.likeliest
+            chunk = part.rows(logits, labels[rows], correct=required.correct, entropy=of_all)
             sums[rows], logp[rows] = chunk.sums, chunk.picked - chunk.sums
             num_correct += chunk.num_correct
             if chunk.spread is not None:
                 spread[rows] = chunk.sums - chunk.spread
+            elif required.entropy:
+                spread[rows] = part.entropy_of_likeliest(logits, required.likeliest)
         ctx.save_for_backward(hidden, weight, bias, labels, sums, spread)
         ctx.shape, ctx.start = shape, part.start
         ctx.mark_non_differentiable(num_correct)

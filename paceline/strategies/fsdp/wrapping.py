@@ -185,7 +185,7 @@ def _switched_off(trunk: nn.Module) -> set[int]:
         head
         for module in trunk.modules()
         if getattr(module, "use_head", True) is False
-        and (head := dict(module.named_children()).get("head")) is not None
+        and isinstance(head := getattr(module, "head", None), nn.Module)
     ]
     return {id(module) for head in heads for module in head.modules()}
 

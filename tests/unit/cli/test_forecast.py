@@ -107,6 +107,7 @@ def test_every_layout_that_fits_is_one_that_the_plan_accepts(
         path.write_text(yaml.safe_dump(values))
         made = json.loads(asked(str(path), "--hardware", hardware, "--json"))
         assert made["batch"]["global_batch"] == told["rows"], row["strategy"]
+        assert made["precision"]["compute"] == "bfloat16", row["strategy"]
         assert {axis: size for axis, size in made["mesh"].items() if axis in ("pp", "tp", "cp")} == {
             axis: size for axis, size in row["mesh"].items() if axis in ("pp", "tp", "cp")
         }, row["strategy"]

@@ -12,6 +12,9 @@ from model_families import build_family, make_batch, reference_logprobs
 
 from paceline.algorithms.supervised.distillation import Distillation
 from paceline.algorithms.supervised.sft import SFT
+from paceline.models.heads.chunked_cross_entropy import HeadShape
+from paceline.models.heads.lm_head import LIKELIEST
+from paceline.models.heads.token_logprobs import RequiredStats, TokenStats
 from paceline.protocols.roles import Role
 
 
@@ -39,11 +42,14 @@ def test_loss_and_gradients_are_those_of_the_formula() -> None:
 def test_llamafactory_has_the_same_losses_of_the_same_logits() -> None:
     file = Path(__file__).parents[2] / "peers/recorded/llamafactory_losses.json"
     case: dict[str, Any] = json.loads(file.read_text())
-    logs = torch.tensor(case["logits"]).log_softmax(-1)
+    logits, labels = torch.tensor(case["logits"]), torch.tensor(case["labels"])
+    logs, whole = logits.log_softmax(-1), torch.eye(logits.shape[1])  # a head that returns what it is given
+    required = RequiredStats(entropy=True, likeliest=LIKELIEST)
+    logprobs, entropy, _ = TokenStats.apply(logits, whole, None, labels, HeadShape(), required)
     teacher = torch.tensor(case["reference"]).log_softmax(-1)
     outputs = {
-        "logprobs": logs.gather(1, torch.tensor(case["labels"])[:, None]).squeeze(1),
-        "entropy": -(logs.exp() * logs).sum(-1),
+        "logprobs": logprobs,
+        "likeliest_entropy": entropy,
         "divergence": (teacher.exp() * (teacher - logs)).sum(),
     }
     batch: Any = SimpleNamespace()

@@ -17,7 +17,7 @@ class SftOptions(Section):
         description=(
             "nll: the mean negative log-likelihood of the tokens; dft: each token's weighted by its own"
             " probability, without gradient through the weight (dynamic fine-tuning, arXiv:2508.05629); eaft:"
-            " by the entropy of its distribution (entropy-adaptive fine-tuning, arXiv:2601.02151)."
+            " by the entropy of the 20 likeliest tokens (entropy-adaptive fine-tuning, arXiv:2601.02151)."
         ),
     )
     eaft_alpha: Float = Field(

@@ -314,7 +314,8 @@ class DeepSpeedSpec(StrategySpec):
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
         if work.offload == "all":
             zero["offload_param"] = {"device": "cpu", "pin_memory": True}
-        section: JsonObject = {"zero_optimization": zero}
+        # A DeepSpeed file without a precision means float32
+        section: JsonObject = {"bf16": {"enabled": "auto"}, "zero_optimization": zero}
         if work.tp > 1:
             section["tensor_parallel"] = {"autotp_size": work.tp}
         if work.cp > 1:
