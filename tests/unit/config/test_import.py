@@ -82,7 +82,11 @@ def test_trl_with_its_defaults(tmp_path: Path) -> None:
         True,
         "bf16",
     )
-    assert (config.data.packing, config.data.max_length, config.data.train_on) == (False, 1024, "all")
+    assert (config.data.packing, config.data.max_length, config.data.train_on) == (
+        False,
+        1024,
+        "completion",  # a conversation whole, of prompt and completion the completion
+    )
     assert config.lora is not None
     assert (config.lora.r, config.lora.alpha, config.lora.dropout) == (16, 32, 0.05)
     assert list(config.lora.target_modules) == ["q_proj", "v_proj"]
@@ -264,10 +268,15 @@ def test_transformers_all_linear_holds_the_head(tmp_path: Path) -> None:
     assert not projected("lm_head.weight", 2, targets_of(("all-linear",)))
 
 
-def test_what_is_a_mean_of_means_there_differs(tmp_path: Path) -> None:
-    for line, key in (("pref_loss: orpo", "pref_loss"), ("pref_ftx: 0.5", "pref_ftx")):
-        found, _, _ = imported(tmp_path, FACTORY.replace("sft", "dpo") + line + "\n")
-        assert found.findings[key].verdict is KeyVerdict.DIFFERS
+def test_what_is_a_mean_of_means_there_is_one_here(tmp_path: Path) -> None:
+    for line, key, algorithm in (
+        ("pref_loss: orpo", "pref_loss", "orpo"),
+        ("pref_ftx: 0.5", "pref_ftx", "dpo"),
+    ):
+        found, config, _ = imported(tmp_path, FACTORY.replace("sft", "dpo") + line + "\n")
+        assert found.findings[key].verdict is KeyVerdict.MAPPED
+        options = getattr(config.training, algorithm)
+        assert config.training.algorithm == algorithm and options.mean_of_means
 
 
 def test_axolotls_fp16_is_fp16(tmp_path: Path) -> None:
