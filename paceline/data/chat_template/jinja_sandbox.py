@@ -8,6 +8,7 @@ These are as in Transformers 5.23 (``utils/chat_template_utils.py``); a test hol
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -21,6 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 Span = tuple[int, int]
+# Characters of a private plane of Unicode: a block's begin and end in a text that the template takes up.
+_OPEN, _SHUT = "\U000f5a04", "\U000f5a05"
 #: What ``strftime_now`` says on every day: the tokens of a row, and so a resume and a cache, must not depend
 #: on the day on which they were prepared.
 DAY = datetime(2026, 1, 1)
@@ -34,7 +37,8 @@ class GenerationBlocks(Extension):
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
         self._pieces: list[str] | None = None
-        self._spans: list[Span] = []
+        self._spans: list[tuple[Span, str]] = []
+        self._enclosing = False
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -43,19 +47,48 @@ class GenerationBlocks(Extension):
 
     def _block(self, caller: Callable[[], str]) -> str:
         text = caller()
+        if self._enclosing:
+            return f"{_OPEN}{text}{_SHUT}"
         if self._pieces is not None:
             start = sum(map(len, self._pieces))
-            self._spans.append((start, start + len(text)))
+            self._spans.append(((start, start + len(text)), text))
         return text
 
     @contextmanager
-    def recorded(self, pieces: list[str]) -> Iterator[list[Span]]:
-        """Record spans in the text of ``pieces``, to which the caller appends what the template yields."""
+    def recorded(self, pieces: list[str]) -> Iterator[list[tuple[Span, str]]]:
+        """Record spans in the text of ``pieces``, to which the caller appends what the template yields.
+
+        A block in a text that the template takes up (a macro's, a ``set`` block's) has another place in the
+        end: its recorded text does not stand there.
+        """
         self._pieces, self._spans = pieces, []
         try:
             yield self._spans
         finally:
             self._pieces = None
+
+    @contextmanager
+    def enclosed(self) -> Iterator[None]:
+        """Write a mark at the begin and the end of each block; ``spans_in`` finds them."""
+        self._enclosing = True
+        try:
+            yield
+        finally:
+            self._enclosing = False
+
+
+def spans_in(marked: str) -> tuple[str, list[Span]]:
+    """Return a text without the marks of ``GenerationBlocks.enclosed``, and the blocks' spans in it."""
+    pieces, spans, length, opened = list[str](), list[Span](), 0, list[int]()
+    for piece in re.split(f"([{_OPEN}{_SHUT}])", marked):
+        if piece == _OPEN:
+            opened.append(length)
+        elif piece == _SHUT and opened:
+            spans.append((opened.pop(), length))
+        else:
+            pieces.append(piece)
+            length += len(piece)
+    return "".join(pieces), sorted(spans)
 
 
 class _Dict:

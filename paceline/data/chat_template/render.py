@@ -18,7 +18,7 @@ from jinja2.visitor import NodeTransformer
 
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.security import resource_limits
-from paceline.data.chat_template.jinja_sandbox import Span, blocks_of, environment
+from paceline.data.chat_template.jinja_sandbox import Span, blocks_of, environment, spans_in
 from paceline.data.rows.values import RowError
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _BEGIN, _END, _CLOSE = "\U000f5a01", "\U000f5a02", "\U000f5a03"
 _MARK = re.compile(f"([{_BEGIN}{_END}])([0-9]+)(?:,([0-9]+))?{_CLOSE}")
 _BEGIN_FILTER, _END_FILTER = "paceline_turn_begins", "paceline_turn_ends"
+
+
+_TAKEN_UP = "it changes the text of a {% generation %} block after the block, so it cannot be found"
 
 
 class TemplateInput(NamedTuple):
@@ -107,13 +110,19 @@ class ChatTemplate:
         try:
             if self.has_blocks and not prompt:
                 pieces: list[str] = []
-                with blocks_of(self._environment).recorded(pieces) as spans:
+                with blocks_of(self._environment).recorded(pieces) as blocks:
                     for piece in template.generate(variables):
                         pieces.append(piece)
                 text = "".join(pieces)
+                spans = [span for span, _ in blocks]
+                if any(text[slice(*span)] != block for span, block in blocks):
+                    with blocks_of(self._environment).enclosed():
+                        again, spans = spans_in(template.render(variables))
+                    if again != text:
+                        raise RowError("template_refused", _TAKEN_UP)
             else:
                 text = template.render(variables)
-        except (resource_limits.SpentError, MemoryError):
+        except (resource_limits.SpentError, MemoryError, RowError):
             raise
         except Exception as exc:  # noqa: BLE001  (a template may raise anything)
             raise RowError("template_refused", f"{type(exc).__name__}: {exc}"[:200]) from exc

@@ -109,6 +109,31 @@ def test_a_mark_is_taken_as_it_is_written(tokenizer: Path) -> None:
     assert parts(encoder(tokenizer, template))[1] == ["Hello\nthere<|im_end|>\n", "Bye é<|im_end|>\n"]
 
 
+@pytest.mark.parametrize(
+    ("before", "turn", "after"),
+    [
+        ("", "{% set text %}TURN{% endset %}{{ text }}", ""),
+        ("", "{% filter trim %}TURN{% endfilter %}", ""),
+        ("{% macro of(m) %}TURN{% endmacro %}", "{{ of(m) }}", ""),
+        ("{% macro as() %}{{ caller() }}{% endmacro %}", "{% call as() %}TURN{% endcall %}", ""),
+        ("{% set all %}", "TURN", "{% endset %}{{ all }}"),
+    ],
+)
+def test_a_mark_in_a_text_that_the_template_takes_up_is_where_it_is_written(
+    tokenizer: Path, before: str, turn: str, after: str
+) -> None:
+    """Transformers takes the place in that text for the place in the whole; the judge is the same template
+    without the text between."""
+    said = "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    written = (
+        f"<|im_start|>{{{{ m.role }}}}\n{{% if m.role == 'assistant' %}}{said}{{% else %}}{{{{ m.content }}}}"
+    )
+    written += "<|im_end|>{% endif %}"
+    loop = "{% for m in messages %}", "{% endfor %}"
+    taken = "".join((before, loop[0], turn, loop[1], after)).replace("TURN", written)
+    assert parts(encoder(tokenizer, taken)) == parts(encoder(tokenizer, written.join(loop)))
+
+
 @pytest.mark.parametrize("answer", ["A", "é", "Bye 龘", "👩‍🚀"])
 @pytest.mark.parametrize("turns", [(), TURNS[2:4], TURNS[1:4]])
 def test_an_answer_is_whole_and_ended_whatever_its_last_character(
