@@ -61,7 +61,10 @@ class LivenessSocket:
         line.sendall(f"{self._rank:<10}".encode() + self._proof(nonce, self._rank))
         _watch(line, self._patience)
         self.connections[0] = line
-        self._begin(self._listen_to_lines)
+        # Before the thread begins: the connection may be closed by then
+        ready = selectors.DefaultSelector()
+        ready.register(line, selectors.EVENT_READ, 0)
+        self._begin(lambda: self._listen_to_line(ready))
 
     def stop(self) -> None:
         """Send a farewell and close all connections."""
@@ -93,9 +96,8 @@ class LivenessSocket:
                     elif self._ended(key.data):
                         ready.unregister(self.connections[key.data])
 
-    def _listen_to_lines(self) -> None:
-        with selectors.DefaultSelector() as ready:
-            ready.register(self.connections[0], selectors.EVENT_READ, 0)
+    def _listen_to_line(self, ready: selectors.DefaultSelector) -> None:
+        with ready:
             while not self._stop.is_set():
                 if ready.select(_TICK_SECONDS) and self._ended(0):
                     return
