@@ -192,7 +192,9 @@ def check_address(cluster: Cluster, *, is_set: bool) -> list[Diagnostic]:
         problem = "this machine cannot resolve the address of node 0; the start waits until it can"
         reason = f"{address}: {error.strerror or error}"
         return [codes.LAUNCH_MASTER_ADDR(problem, _OPTION, reason, remedy, Severity.WARNING)]
-    if cluster.node_rank == 0 and not any(_is_own(family, str(to[0])) for family, _, _, _, to in addresses):
+    if cluster.node_rank == 0 and not any(
+        _is_own(family, str(to[0]), to[2:]) for family, _, _, _, to in addresses
+    ):
         problem = (
             f"this is node 0 (launch.node_rank: 0), but {address} is no address of this machine: if it is"
             " that of another node, each node waits for one that does not come"
@@ -203,11 +205,11 @@ def check_address(cluster: Cluster, *, is_set: bool) -> list[Diagnostic]:
     return []
 
 
-def _is_own(family: int, address: str) -> bool:
-    """Return True if this machine can listen at ``address``."""
+def _is_own(family: int, address: str, scope: tuple[int, ...] = ()) -> bool:
+    """Return True if this machine can listen at ``address``; ``scope``: flow and interface of an IPv6 one."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))
+            probe.bind((address, 0, *scope))
     except OSError:
         return False
     return True
