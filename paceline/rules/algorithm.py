@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from paceline.core.diagnostics import Diagnostic, Severity
+from paceline.core.plugins.tables import ALGORITHMS
 from paceline.rules import codes
 from paceline.rules.parallel import (
     WHOLE,
@@ -34,6 +35,21 @@ def options(c: Context) -> Iterator[Diagnostic]:
         )
         return
     yield from wrong_options(c, codes.ALGORITHM_OPTIONS, spec.name, _KEY, spec.options)
+
+
+def idle_options(c: Context) -> Iterator[Diagnostic]:
+    """algorithm.option_idle"""
+    spec = c.algorithm
+    section = ALGORITHMS.section(spec.name)
+    if section is None:
+        return
+    values, defaults = spec.options_of(c.training), section().model_dump(mode="json")
+    for option, (other, value) in spec.idle_without.items():
+        key = f"{spec.key}.{option}"
+        acts = values[other] == value if value else values[other]
+        if not acts and values[option] != defaults[option]:
+            needs = f"{other}: {value}" if value else other
+            yield c.at(codes.ALGORITHM_OPTION_IDLE(needs=needs), key, f"{spec.key}.{other}")
 
 
 def of_the_spec(c: Context) -> Iterable[Diagnostic]:
@@ -84,4 +100,12 @@ def sections(c: Context) -> Iterator[Diagnostic]:
             )
 
 
-ALGORITHM_RULES: tuple[Rule, ...] = (options, of_the_spec, whole_heads, whole_answers, prompts, sections)
+ALGORITHM_RULES: tuple[Rule, ...] = (
+    options,
+    idle_options,
+    of_the_spec,
+    whole_heads,
+    whole_answers,
+    prompts,
+    sections,
+)

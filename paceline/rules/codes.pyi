@@ -476,6 +476,17 @@ class _PREC_MIN_LOSS_SCALE(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _ALGORITHM_OPTION_IDLE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        needs: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _BACK_FSDP_DS(CodeName):
     def __call__(
         self,
@@ -1038,6 +1049,17 @@ class _DATA_MAX_POS(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _DATA_TRAIN_ON_IDLE(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        words: object,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _DATA_PACKING_EVAL(CodeName):
     def __call__(
         self,
@@ -1232,6 +1254,7 @@ PREC_BF16_HW: _PREC_BF16_HW
 PREC_FP16_HW: _PREC_FP16_HW
 PREC_BF16_PRETRAINED_FP16: _PREC_BF16_PRETRAINED_FP16
 PREC_MIN_LOSS_SCALE: _PREC_MIN_LOSS_SCALE
+ALGORITHM_OPTION_IDLE: _ALGORITHM_OPTION_IDLE
 ALGORITHM_OPTIONS: Code
 BACK_FSDP_DS: _BACK_FSDP_DS
 BACK_STRATEGY_VS_FILE: Code
@@ -1298,6 +1321,7 @@ RESUME_OVERWRITE: _RESUME_OVERWRITE
 DATA_MISSING: Code
 DATA_PREFETCH: _DATA_PREFETCH
 DATA_MAX_POS: _DATA_MAX_POS
+DATA_TRAIN_ON_IDLE: _DATA_TRAIN_ON_IDLE
 DATA_PACKING_EVAL: _DATA_PACKING_EVAL
 DATA_VALIDATION_SPLIT: _DATA_VALIDATION_SPLIT
 DATA_TWO_EVALS: Code

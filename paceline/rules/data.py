@@ -36,6 +36,16 @@ def positions(c: Context) -> Iterator[Diagnostic]:
         yield c.at(codes.DATA_MAX_POS(length=length, limit=limit), "data.max_length")
 
 
+def trained_tokens(c: Context) -> Iterator[Diagnostic]:
+    """data.train_on_idle"""
+    asked, key = c.config.data.train_on, "data.train_on"
+    if asked == "auto" or not c.given(key):
+        return
+    kind = c.algorithm.row_kind
+    if kind.answered or kind.trained_tokens(asked) != asked:
+        yield c.at(codes.DATA_TRAIN_ON_IDLE(words=kind.words), key, "training.algorithm")
+
+
 def packing(c: Context) -> Iterator[Diagnostic]:
     """data.packing_eval"""
     if c.config.data.packing and c.given("data.packing") and c.algorithm.generation(c.training) is not None:
@@ -67,4 +77,4 @@ def weights(c: Context) -> Iterator[Diagnostic]:
         yield c.at(codes.DATA_ONE_WEIGHT(found=f"weight: {sets[0].weight:g}"), "data.train")
 
 
-DATA_RULES: tuple[Rule, ...] = (train_data, prefetch, positions, packing, split, weights)
+DATA_RULES: tuple[Rule, ...] = (train_data, prefetch, positions, trained_tokens, packing, split, weights)

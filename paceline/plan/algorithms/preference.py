@@ -99,6 +99,7 @@ DPO = DpoSpec(
     same_tokens=("reference",),
     frozen_beside=1,
     disable_dropout=True,
+    idle_without={"mean_of_means": ("rpo_alpha", "")},
     beside=("precompute_ref_log_probs", "precompute_ref_batch_size", "loss_weights"),
     evaluated=_STATISTICS,
 )

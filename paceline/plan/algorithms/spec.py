@@ -35,6 +35,8 @@ class Rows(Protocol):
     answered: bool
     expected: bool
 
+    def trained_tokens(self, train_on: str) -> str: ...
+
 
 @dataclass(frozen=True)
 class AlgorithmSpec:
@@ -53,6 +55,7 @@ class AlgorithmSpec:
     rows whose answers the model generates itself; ``max_completion_length`` and ``sampling_temperature`` are
     options next to it. ``loaded_by``: class of sentence-transformers that loads an export; ``scores_pairs``:
     it reads a query and a document together. ``beside``: options that the run uses, not the class.
+    ``idle_without``: option → (option, value; empty: any) without which it has no effect.
     ``lends_head``: frozen roles whose head every rank keeps whole; ``same_tokens``: roles that need the
     policy's tokenizer. ``reads_images``: its rows may have images.
     For a user-defined spec (``module:SPEC``): ``implementation``: its class, as ``module:Class``;
@@ -81,6 +84,7 @@ class AlgorithmSpec:
     loaded_by: str = ""
     scores_pairs: bool = False
     beside: tuple[str, ...] = ()
+    idle_without: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     lends_head: tuple[str, ...] = ()
     same_tokens: tuple[str, ...] = ()
     reads_images: bool = True

@@ -140,4 +140,8 @@ CLASSIFICATION = ClassificationSpec(
 )
 
 
-SFT = AlgorithmSpec("sft", evaluated=("eval_loss", "eval_token_accuracy"))
+SFT = AlgorithmSpec(
+    "sft",
+    evaluated=("eval_loss", "eval_token_accuracy"),
+    idle_without={"eaft_alpha": ("loss_type", "eaft")},
+)

@@ -222,6 +222,33 @@ CASES = [
         _t(algorithm="dpo", dpo={"reference_free": True, "ref_model": "m"}),
         _t(algorithm="dpo", dpo={"reference_free": True}),
     ),
+    *[
+        case(
+            "data.train_on_idle",
+            _t(algorithm=algorithm, **options) | {"data.train_on": word},
+            _t(algorithm=algorithm, **options),
+            severity=WARNING,
+        )
+        for algorithm, word, options in (
+            ("dpo", "all", {}),
+            ("kto", "completion", {}),
+            ("reward", "last", {}),
+            ("classification", "assistant", {"classification": {"num_labels": 2}}),
+            ("ppo", "all", {"rollout": {"rewards": ["ended"]}}),
+        )
+    ],
+    case(
+        "algorithm.option_idle",
+        _t(algorithm="dpo", dpo={"mean_of_means": True}),
+        _t(algorithm="dpo", dpo={"mean_of_means": True, "rpo_alpha": 0.2}),
+        severity=WARNING,
+    ),
+    case(
+        "algorithm.option_idle",
+        _t(sft={"loss_type": "dft", "eaft_alpha": 2.0}),
+        _t(sft={"loss_type": "eaft", "eaft_alpha": 2.0}),
+        severity=WARNING,
+    ),
     case(
         "dpo.label_smoothing",
         _t(algorithm="dpo", dpo={"loss_type": "ipo", "label_smoothing": 0.1}),
