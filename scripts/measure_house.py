@@ -51,7 +51,7 @@ IMPLEMENTATIONS = ("strategies/", "algorithms/")
 OTHER_WORDS: Mapping[tuple[str, str], str] = {
     ("algorithms/preference/pair_policy.py", "('pairs', 'sft')"): "a term of a loss",
     ("algorithms/on_policy/losses.py", "'grpo'"): "a normalisation of a loss, named by the paper that has it",
-    ("algorithms/preference/reference_free.py", "'simpo'"): "a loss, named by the paper that has it",
+    ("algorithms/preference/cpo.py", "'simpo'"): "a loss, named by the paper that has it",
     ("config/sections/algorithms/preference.py", "'simpo'"): "a loss, named by the paper that has it",
     ("algorithms/rewards/scoring.py", "'completion'"): "a field of a diagnostic's evidence",
     ("config/layers/collect.py", "{'deepspeed'}"): "a group of keys",

@@ -32,7 +32,8 @@ from paceline.data.preflight.find_sets import LocatedDataset, media_beside, read
 from paceline.data.prepare.choose_template import settle_template
 from paceline.data.prepare.main import Bar, read_config
 from paceline.data.prepare.prepare import Prepared, prepare, sets_of, setup_of
-from paceline.data.prepare.tokenize import Chunk, ChunkRow, Setup, encode_for, kept_tokens, tokenise_chunk
+from paceline.data.prepare.tokenize import Chunk, ChunkRow, Setup, encode_for, tokenise_chunk
+from paceline.data.prepare.truncate import kept_tokens
 from paceline.data.random_keys import text_key
 from paceline.data.rows.examples import RowReader
 from paceline.data.rows.formats import Example

@@ -14,6 +14,7 @@ from torch import nn
 
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import Json, JsonObject
+from paceline.models.activation_checkpointing import enable_recompute
 from paceline.models.attention.packed_attention import choose_attention, register
 from paceline.models.attention.rope_per_document import rope_by_document
 from paceline.models.attention.sparse_indexer import freeze_selectors, use_compressors
@@ -38,7 +39,6 @@ from paceline.models.role_module import POOLER, RoleModule
 from paceline.models.special_tokens import forget_defaults
 from paceline.models.vision.tower import freeze_unreached, skip_pooling
 from paceline.models.vision.whole_model import text_model, vision_parameters
-from paceline.models.wrap_layers import enable_recompute
 from paceline.plan.features.freezing import ALL_TRAINED, Freezing
 from paceline.plan.model.kernels import head_chunk_bytes
 from paceline.plan.plan import AdapterSpec

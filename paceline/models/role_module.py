@@ -20,6 +20,7 @@ from paceline.models.attention.packed_attention import AttentionChoice, placehol
 from paceline.models.attention.padded_documents import PaddedRows
 from paceline.models.attention.rope_per_document import DocumentRope
 from paceline.models.attention.sequence_info import AttentionContext, PackedSequenceInfo
+from paceline.models.compile_layers import CompiledLayers
 from paceline.models.compute_dtype import LowPrecisionCopies, head_of
 from paceline.models.expert_routing import RouterLoad, RouterSums
 from paceline.models.heads.chunked_cross_entropy import CHUNK_BYTES
@@ -33,7 +34,6 @@ from paceline.models.shared_prefix import SharedPrompts, draws_at_random
 from paceline.models.special_tokens import SECOND
 from paceline.models.vision.tower import TrunkInputs, VisionTower
 from paceline.models.vision.whole_model import text_model
-from paceline.models.wrap_layers import CompiledLayers
 from paceline.plan.model.family import family_of
 from paceline.protocols.batch import Batch
 from paceline.protocols.model import RootModule

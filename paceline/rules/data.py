@@ -38,11 +38,11 @@ def positions(c: Context) -> Iterator[Diagnostic]:
 
 def trained_tokens(c: Context) -> Iterator[Diagnostic]:
     """data.train_on_idle"""
-    asked, key = c.config.data.train_on, "data.train_on"
-    if asked == "auto" or not c.given(key):
+    requested, key = c.config.data.train_on, "data.train_on"
+    if requested == "auto" or not c.given(key):
         return
     kind = c.algorithm.row_kind
-    if kind.answered or kind.trained_tokens(asked) != asked:
+    if kind.answered or kind.trained_tokens(requested) != requested:
         yield c.at(codes.DATA_TRAIN_ON_IDLE(words=kind.words), key, "training.algorithm")
 
 

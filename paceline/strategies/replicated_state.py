@@ -17,7 +17,7 @@ from paceline.strategies import codes
 from paceline.strategies.model_handle import Handle
 from paceline.strategies.optimizers import quantized_state, schedule_free
 from paceline.strategies.optimizers.adam_mini import AdamMini
-from paceline.strategies.optimizers.low_rank_adamw import GaLoreAdamW
+from paceline.strategies.optimizers.galore_adamw import GaLoreAdamW
 from paceline.strategies.optimizers.muon import MuonWithAdamW
 
 #: Optimizers whose moments have the dtype of the weights; others keep fp32, or packed ones

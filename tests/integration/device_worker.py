@@ -40,7 +40,7 @@ from paceline.rules.planning import make_plan
 from paceline.runtime.process_group.world import World
 from paceline.runtime.time_limit import exit_now
 from paceline.strategies.deepspeed import fill_partitions
-from paceline.training.loop.time_bands import PeakFlops
+from paceline.training.loop.throughput import PeakFlops
 from paceline.training.rank import run_rank
 
 PACKAGES = {"deepspeed": "0.19.8", "peft": "0.19", "bitsandbytes": "0.49"}

@@ -106,7 +106,7 @@ def of_rows(shape: Shape, args: Arguments, size: int) -> int:
 
 def projected(shape: Shape, args: Arguments, size: int) -> int:
     """GaLore's two moments of a matrix's projected gradient, and its basis
-    (``strategies.optimizers.low_rank_adamw``).
+    (``strategies.optimizers.galore_adamw``).
     """
     rows, columns = shape
     rank, kind = _number(args.get("rank"), 128), args.get("proj_type") or "std"

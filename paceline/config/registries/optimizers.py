@@ -233,7 +233,7 @@ BUILT: dict[str, Optimizer] = {
         orthogonalises=True,
     ),
     "galore_adamw": Optimizer(
-        "paceline.strategies.optimizers.low_rank_adamw:GaLoreAdamW",
+        "paceline.strategies.optimizers.galore_adamw:GaLoreAdamW",
         {
             "rank": "count",
             "update_proj_gap": "count",
@@ -250,7 +250,7 @@ BUILT: dict[str, Optimizer] = {
         projects=True,
     ),
     "apollo_adamw": Optimizer(
-        "paceline.strategies.optimizers.low_rank_adamw:ApolloAdamW",
+        "paceline.strategies.optimizers.apollo_adamw:ApolloAdamW",
         {
             "rank": "count",
             "update_proj_gap": "count",

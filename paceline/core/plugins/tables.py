@@ -251,17 +251,17 @@ ALGORITHMS = Table(
         ),
         "cpo": Row(
             f"{_PAIRS}:CPO",
-            "paceline.algorithms.preference.reference_free:CPO",
+            "paceline.algorithms.preference.cpo:CPO",
             f"{_SECTIONS}.algorithms.preference:CpoOptions",
         ),
         "orpo": Row(
             f"{_PAIRS}:ORPO",
-            "paceline.algorithms.preference.reference_free:ORPO",
+            "paceline.algorithms.preference.orpo:ORPO",
             f"{_SECTIONS}.algorithms.preference:OrpoOptions",
         ),
         "simpo": Row(
             f"{_PAIRS}:SIMPO",
-            "paceline.algorithms.preference.reference_free:SimPO",
+            "paceline.algorithms.preference.cpo:SimPO",
             f"{_SECTIONS}.algorithms.preference:SimpoOptions",
         ),
         "ppo": Row(

@@ -21,9 +21,9 @@ from torch.distributed.fsdp import (
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
+from paceline.models.compile_layers import layer_names
 from paceline.models.fused_layers.qkv_rotary import FusedAttention
 from paceline.models.fused_layers.swiglu import FusedSwiGLU
-from paceline.models.wrap_layers import layer_names
 from paceline.plan.hardware.device_kinds import kind_of
 from paceline.plan.strategy_options import FsdpOptions
 from paceline.strategies import codes

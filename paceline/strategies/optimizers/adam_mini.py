@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.optimizers.low_rank_adamw import Groups, StepsOneByOne, Values
+from paceline.strategies.optimizers.galore_adamw import Groups, StepsOneByOne, Values
 
 BLOCK = "block"  # key of the parameter groups
 _ELEMENT, _HEAD, _ROW, _TENSOR = "element", "head", "row", "tensor"

@@ -21,7 +21,7 @@ from paceline.plan.model.parameter_list import MAGNITUDE, NO_DECAY, orthogonalis
 from paceline.plan.plan import OptimizerSpec
 from paceline.strategies import codes
 from paceline.strategies.optimizers.adam_mini import BLOCK, block_of
-from paceline.strategies.optimizers.low_rank_adamw import PROJECTED
+from paceline.strategies.optimizers.galore_adamw import PROJECTED
 from paceline.strategies.optimizers.muon import ORTHOGONAL
 from paceline.strategies.optimizers.schedule_free import averages
 

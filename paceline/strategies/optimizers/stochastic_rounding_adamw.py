@@ -12,7 +12,7 @@ from torch import nn
 from paceline.models.attention import kernel_choice
 from paceline.models.triton_kernels import operators, reference
 from paceline.runtime.device.device import device_capability
-from paceline.strategies.optimizers.low_rank_adamw import Groups, StepsOneByOne, Values
+from paceline.strategies.optimizers.galore_adamw import Groups, StepsOneByOne, Values
 
 if TYPE_CHECKING:
     from paceline.strategies.fsdp.state import Block

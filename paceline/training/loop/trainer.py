@@ -30,7 +30,8 @@ from paceline.training.loop.divergence_watch import DivergenceWatch, check_sampl
 from paceline.training.loop.intervals import Cadence, Garbage, collected_between_steps
 from paceline.training.loop.nonfinite_trace import Trace
 from paceline.training.loop.spike_watch import Spike, SpikeRule, SpikeWatch
-from paceline.training.loop.time_bands import BandClock, Throughput
+from paceline.training.loop.throughput import Throughput
+from paceline.training.loop.time_bands import BandClock
 from paceline.training.loop.train_state import BestRule, TrainState
 from paceline.training.loop.window_source import Epochs
 

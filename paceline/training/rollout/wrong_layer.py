@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from paceline.models.wrap_layers import decoder_layers
+from paceline.models.compile_layers import decoder_layers
 from paceline.protocols.model import RootModule
 
 LOUD = 2.0**32  # a power of two: exact, also backwards

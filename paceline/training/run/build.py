@@ -59,7 +59,8 @@ from paceline.training.loop.intervals import Cadence
 from paceline.training.loop.lr_schedules import learning_rate_schedule
 from paceline.training.loop.nonfinite_trace import NonFiniteTracer
 from paceline.training.loop.spike_watch import SpikeRule
-from paceline.training.loop.time_bands import BandClock, Throughput
+from paceline.training.loop.throughput import Throughput
+from paceline.training.loop.time_bands import BandClock
 from paceline.training.loop.train_state import TrainState, best_rule
 from paceline.training.loop.trainer import ROLLOUT, Hooks, Trainer
 from paceline.training.loop.window_source import (

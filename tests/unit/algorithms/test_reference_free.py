@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from test_dpo import answers, batch_of, log_sigmoid
 from torch import Tensor
 
+from paceline.algorithms.preference.cpo import CPO, SimPO
+from paceline.algorithms.preference.orpo import ORPO, log_odds
 from paceline.algorithms.preference.pair_policy import PairPolicy
-from paceline.algorithms.preference.reference_free import CPO, ORPO, SimPO, log_odds
 from paceline.config.sections.algorithms.preference import CpoOptions
 from paceline.protocols.batch import IGNORE_INDEX, Batch
 from paceline.protocols.roles import Role

@@ -17,11 +17,8 @@ import torch
 trl = pytest.importorskip("trl", reason="needs trl 1.16, which is no dependency")
 from test_against_trl import PAIRS, arguments, close, job, means, module  # noqa: E402, F401
 
-from paceline.algorithms.preference.reference_free import (  # noqa: E402
-    CPO,
-    ORPO,  # noqa: E402
-    SimPO,
-)
+from paceline.algorithms.preference.cpo import CPO, SimPO  # noqa: E402
+from paceline.algorithms.preference.orpo import ORPO  # noqa: E402
 from paceline.protocols.roles import Role  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")

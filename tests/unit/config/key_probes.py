@@ -236,7 +236,7 @@ def trainer(tree: Tree) -> Any:
     of = session(tree)
     trained = ALGORITHMS.load(of.plan.algorithm)(**of.algorithm_options())
     with (
-        mock.patch("paceline.training.loop.time_bands.PeakFlops"),
+        mock.patch("paceline.training.loop.throughput.PeakFlops"),
         mock.patch("paceline.training.run.build.evaluate") as evaluated,
     ):
         parts = RunComponents(

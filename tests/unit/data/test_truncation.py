@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.data.chat_template.encode import Encoded
-from paceline.data.prepare.tokenize import kept_tokens, truncated
+from paceline.data.prepare.truncate import kept_tokens, truncated
 
 PEERS = Path(__file__).parents[2] / "peers"
 CASES: list[dict[str, Any]] = json.loads((PEERS / "recorded/llamafactory_truncation.json").read_text())

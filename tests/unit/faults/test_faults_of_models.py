@@ -224,9 +224,9 @@ def test_what_the_table_settles_is_so(kind: str) -> None:
 
     from paceline.generation.decoding.growing_cache import cache_for
     from paceline.models import quantized_linear
+    from paceline.models.activation_checkpointing import enable_recompute
     from paceline.models.factory import HFModelFactory
     from paceline.models.parallel.tensor_parallel import how_cut
-    from paceline.models.wrap_layers import enable_recompute
     from paceline.plan.model.shrink import shrunk
     from paceline.protocols.model import BuildOptions
     from paceline.protocols.roles import Role

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from paceline.algorithms.algorithm import TERM, WithBalanceLoss
 from paceline.algorithms.supervised.sft import SFT
+from paceline.models.activation_checkpointing import enable_recompute
 from paceline.models.factory import HFModelFactory
 from paceline.models.role_module import RoleModule
-from paceline.models.wrap_layers import enable_recompute
 from paceline.plan.features.experts import RouterLoss
 from paceline.plan.model.family import families
 from paceline.plan.model.shape import config_coefficient

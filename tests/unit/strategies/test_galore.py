@@ -20,7 +20,7 @@ from paceline.plan.plan import OptimizerSpec, Plan
 from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
 from paceline.strategies.optimizers.build import build_optimizer
-from paceline.strategies.optimizers.low_rank_adamw import GaLoreAdamW, basis
+from paceline.strategies.optimizers.galore_adamw import GaLoreAdamW, basis
 from paceline.strategies.replicated_state import moments, moments_from
 from paceline.training.checkpointing import resume_compatibility
 

@@ -21,7 +21,7 @@ from paceline.runlog import events
 from paceline.training.checkpointing.resume_compatibility import nothing_left
 from paceline.training.loop.divergence_watch import IN_A_ROW, DivergenceWatch
 from paceline.training.loop.intervals import Cadence
-from paceline.training.loop.time_bands import Throughput
+from paceline.training.loop.throughput import Throughput
 from paceline.training.loop.train_state import BestRule, TrainState
 from paceline.training.loop.trainer import Hooks, Trainer
 from paceline.training.loop.window_source import Epochs

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import paceline.training.loop.time_bands as metrics
+import paceline.training.loop.throughput as metrics
 from paceline.plan.cost.step_time import speed_of
 from paceline.plan.hardware.device_catalogue import cards, data_sheet_peak
 from paceline.plan.hardware.probe import peak_flops
@@ -17,7 +17,7 @@ from paceline.plan.model.read_config import shape_from_config
 from paceline.plan.workload.step_spec import Machine, StepSpec
 from paceline.runlog.events import Step
 from paceline.runlog.lines import step_line, utilisation
-from paceline.training.loop.time_bands import PeakFlops, Throughput
+from paceline.training.loop.throughput import PeakFlops, Throughput
 from paceline.training.reporting.observers import scalars
 
 STEP = Step(step=1, epoch=0.1, loss=2.0)
