@@ -178,7 +178,8 @@ class DataSection(ImageFields):
         description=(
             "Tokens in the loss: only the assistant's (rows of plain text, which have none, are refused), its"
             " last answer's alone, the completion's where a row has prompt and completion apart and else all"
-            " (completion, as in TRL), or all; auto: the assistant's, and all of plain text."
+            " (completion; TRL also learns what the template writes after an answer's end), or all; auto: the"
+            " assistant's, and all of plain text."
         ),
     )
     default_system: OptText = Field(

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,8 @@ from paceline.core.errors import ConfigError
 from paceline.launch import network
 from paceline.launch.network import await_node_0, check_address, free_port, is_loopback
 from paceline.launch.process_spec import Cluster
+
+LINKS = Path("/proc/net/if_inet6")  # this machine's IPv6 addresses
 
 
 @pytest.mark.parametrize(
@@ -84,6 +87,11 @@ def test_node_0_whose_address_is_another_machines_is_named() -> None:
     assert check_address(several("192.0.2.7", 1), is_set=True) == []
     own = network.own_address()
     assert own == "HOST" or check_address(several(own, 0), is_set=True) == []
+    for line in LINKS.read_text().splitlines() if LINKS.exists() else ():
+        address, *_, interface = line.split()
+        if address.startswith("fe80"):
+            groups = ":".join(address[at : at + 4] for at in range(0, 32, 4))
+            assert check_address(several(f"{groups}%{interface}", 0), is_set=True) == []
 
 
 def test_one_node_needs_no_address() -> None:

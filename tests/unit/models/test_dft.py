@@ -7,14 +7,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
-from model_families import build_family, make_batch, reference_logprobs
+from model_families import build_family, make_batch, reference_logits, reference_logprobs
 
 from paceline.algorithms.supervised.distillation import Distillation
 from paceline.algorithms.supervised.sft import SFT
 from paceline.models.heads.chunked_cross_entropy import HeadShape
 from paceline.models.heads.lm_head import LIKELIEST
 from paceline.models.heads.token_logprobs import RequiredStats, TokenStats
+from paceline.protocols.batch import IGNORE_INDEX
 from paceline.protocols.roles import Role
 
 
@@ -37,6 +39,21 @@ def test_loss_and_gradients_are_those_of_the_formula() -> None:
     for ours, theirs in zip(found["dft"][1], clean, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
     assert found["dft"][0] < 0.5 * found["nll"][0]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_eaft_weighs_by_the_likeliest_tokens_of_transformers_logits(family: str) -> None:
+    """Through a head of ours, and for a class with its own."""
+    module, batch = build_family(family), make_batch()
+    algorithm = SFT(loss_type="eaft")
+    outputs = module(batch, algorithm.required_outputs(Role.POLICY, training=True))
+    places = batch.labels[0] != IGNORE_INDEX
+    few = reference_logits(module.hf, batch)[places].topk(LIKELIEST).values.log_softmax(-1)
+    entropy = -(few.exp() * few).sum(-1)
+    torch.testing.assert_close(outputs["likeliest_entropy"], entropy.detach(), rtol=1e-5, atol=1e-5)
+    expected = -(entropy / 3 * reference_logprobs(module.hf, batch)).sum()
+    found = algorithm.losses(Role.POLICY, outputs, batch)["nll"]
+    assert abs(found.item() - expected.item()) < 1e-5 * expected.item()
 
 
 def test_llamafactory_has_the_same_losses_of_the_same_logits() -> None:
