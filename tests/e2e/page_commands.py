@@ -17,8 +17,6 @@ TIME = "a while"
 #: What a command may need, and whether it is here.
 NEEDS: dict[str, Callable[[], bool]] = {
     TIME: lambda: True,
-    "DeepSpeed": lambda: find_spec("deepspeed") is not None,
-    "DeepSpeed and 4 devices": lambda: False,
     "an NVIDIA card": lambda: False,  # tests/gpu
     "an NVIDIA card and DCGM": lambda: False,
     "a browser": lambda: False,  # tests/unit/watch opens the page in one

@@ -94,7 +94,7 @@ def test_commits_that_are_cited_are_there() -> None:
     log = subprocess.run(["git", "log", "--format=%s"], cwd=ROOT, capture_output=True, text=True, check=False)
     if log.returncode != 0 or len(log.stdout.splitlines()) < 100:
         pytest.skip("no history here")
-    assert len(cited) > 7
+    assert len(cited) > 5
     assert [one for one in cited if not any(one in subject for subject in log.stdout.splitlines())] == []
 
 
