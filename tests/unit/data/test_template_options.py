@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -228,14 +229,12 @@ def test_strict_refuses_fields_that_nothing_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("guide", ["conversations.md", "conversations.zh-CN.md"])
-def test_the_guides_list_what_is_refused_and_what_is_set_aside(guide: str) -> None:
+def test_the_guides_have_an_example_of_each_reason_for_a_refusal(guide: str) -> None:
     from paceline.data.rows import examples
 
+    refused = {**examples.REFUSED_OF_ROWS, **examples.REFUSED_OF_TURNS, **examples.REFUSED_PARTS}
     text = (Path(__file__).resolve().parents[3] / "docs/how-to" / guide).read_text("utf-8")
-    known = {
-        *examples.REFUSED_OF_ROWS,
-        *examples.REFUSED_OF_TURNS,
-        *examples.REFUSED_PARTS,
-        *examples.HARMLESS,
-    }
-    assert [name for name in sorted(known) if f"`{name}`" not in text] == []
+    names = re.findall(r"`(\w+)`", text.rpartition("\n## ")[2])
+    assert [name for name in names if name not in {*refused, *examples.HARMLESS, "final"}] == []
+    assert {refused[name] for name in names if name in refused} == set(refused.values())
+    assert examples.HARMLESS & set(names)
