@@ -29,12 +29,18 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.files import listed, open_run_file
 from paceline.core.rundir import RunDir
-from paceline.launch.launch_record import LaunchedBy, read_launch, request_stop, write_launch
+from paceline.launch.launch_record import (
+    LaunchedBy,
+    job_folder,
+    read_newest_launch,
+    request_stop,
+    write_launch,
+)
 from paceline.launch.preflight.load_config import load_to_start
 from paceline.launch.process_spec import import_path
 from paceline.plan.hardware.device_catalogue import card_named
 from paceline.schedulers import codes as scheduler_codes
-from paceline.schedulers.control import answer_of, control_of
+from paceline.schedulers.control import answer_of, control_of, job_control
 from paceline.schedulers.job import SCHEDULERS, ArrayTask
 
 On = Annotated[
@@ -128,13 +134,19 @@ def launch(
         typer.echo(f"wrote {path}", err=True)
     for note in rendering.notes:
         typer.echo(f"note: {note}", err=True)
+    name = rendering.name
     for argv in rendering.submit:
         if submit and rendering.foreground:
             become_program(argv)
         elif submit:
-            typer.echo(answer_of(argv, os.environ).strip())
+            printed = answer_of(argv, os.environ)
+            typer.echo(printed.strip())
+            name = job_control(on).submitted(printed) or name
         else:
             typer.echo(shlex.join(argv))
+
+    if name and not tasks:
+        write_launch(RunDir.at(job.out), LaunchedBy.submitted(on, name, job.run, job.out))
 
 
 def _init(to: Path, given: list[str], on: str | None) -> None:
@@ -177,16 +189,24 @@ def status(run: RunOrUrl) -> None:
     """
     if is_url(run):
         become("paceline.checkpoint.main", "status", run)
+    launched = read_newest_launch(Path(run))
+    if launched is not None and not RunDir.at(Path(run)).exists():
+        typer.echo(f"run         {run}: it has not begun, or its directory is on other machines")
+        typer.echo(_state(launched))
+        return
     opened = Run(run)
     folder, checkpoints = RunDir.at(opened.path), [c for c in opened.checkpoints() if c.problem is None]
     typer.echo(f"run         {folder.root}: {opened.outcome}, step {opened.history.last_step}")
-    launched = read_launch(folder)
     if launched is not None:
-        typer.echo(f"{launched.scheduler:<11} {control_of(launched).state(launched, os.environ)}")
+        typer.echo(_state(launched))
     if checkpoints:
         typer.echo(f"checkpoint  {checkpoints[-1].path}")
     if folder.stop_request.is_file():
         typer.echo(f"stopped     on request; paceline resume {shlex.quote(run)} goes on")
+
+
+def _state(launched: LaunchedBy) -> str:
+    return f"{launched.scheduler:<11} {control_of(launched).state(launched, os.environ)}"
 
 
 def logs(
@@ -210,9 +230,9 @@ def logs(
 
 def stop(run: RunFolder) -> None:
     """Make a run save and end; no scheduler starts it again."""
-    folder = RunDir.at(existing_run(run))
-    launched = _launched(folder)
-    request_stop(folder, launched.job)
+    launched = _launched(run)
+    if RunDir.at(run).exists():
+        request_stop(RunDir.at(run), launched.job)
     typer.echo(control_of(launched).stop(launched, os.environ))
     name = shlex.quote(str(run))
     typer.echo(f"paceline status {name} shows the end, paceline resume {name} goes on")
@@ -220,8 +240,7 @@ def stop(run: RunFolder) -> None:
 
 def resume(run: RunFolder) -> None:
     """Go on with a run that has ended, in the way it was started."""
-    folder = RunDir.at(existing_run(run))
-    launched = _launched(folder)
+    launched = _launched(run)
     control = control_of(launched)
     argv = control.resume(launched, os.environ)
     typer.echo(shlex.join(argv), err=True)
@@ -231,12 +250,14 @@ def resume(run: RunFolder) -> None:
     printed = answer_of(argv, os.environ)
     typer.echo(printed.strip())
     # Until the new job starts, stop and status are of it, not of the one that has ended
+    folder = RunDir.at(run) if RunDir.at(run).exists() else job_folder(run)
     write_launch(folder, replace(launched, job=control.submitted(printed) or launched.job))
 
 
-def _launched(folder: RunDir) -> LaunchedBy:
-    launched = read_launch(folder)
+def _launched(run: Path) -> LaunchedBy:
+    launched = read_newest_launch(run)
     if launched is None:
+        folder = RunDir.at(existing_run(run))
         raise ConfigError(scheduler_codes.SCHEDULERS_NO_RECORD(str(folder.launched_by)))
     return launched
 

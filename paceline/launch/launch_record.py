@@ -12,7 +12,8 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from paceline.core.errors import ConfigError
 from paceline.core.files import open_run_file, read_run_file
@@ -66,6 +67,11 @@ class LaunchedBy:
             environ.get(FILES, ""),
         )
 
+    @staticmethod
+    def submitted(scheduler: str, job: str, run: str, files: Path) -> LaunchedBy:
+        """Return what a machine that submits a job knows of it: no process is known before it starts."""
+        return LaunchedBy(scheduler, job, socket.gethostname(), -1, -1, os.getcwd(), run, str(files))
+
     @property
     def is_elsewhere(self) -> bool:
         """Whether its process was started on another machine."""
@@ -108,6 +114,28 @@ def read_launch(run: RunDir) -> LaunchedBy | None:
     if owner not in (os.geteuid(), 0):
         raise ConfigError(codes.LAUNCH_RECORD_OWNER(str(run.launched_by), f"user {owner}"))
     return launched
+
+
+def job_folder(run: Path) -> RunDir:
+    """Return the folder of the files that ``paceline launch`` writes for a run, unless told otherwise."""
+    return RunDir.at(run.with_name(f"{run.name}-launch"))
+
+
+def read_newest_launch(run: Path) -> LaunchedBy | None:
+    """Return what has started a run, or is to start it: its own record or that of the job's files, the newer.
+
+    The run's directory may be on other machines, or not there yet. Raises ConfigError as ``read_launch``.
+    """
+    own, submitted = (read_launch(folder) for folder in (RunDir.at(run), job_folder(run)))
+    if submitted is None or (own is not None and _written_at(run) >= _written_at(job_folder(run).root)):
+        return own
+    return replace(submitted, run=str(run))
+
+
+def _written_at(folder: Path) -> int:
+    with suppress(OSError):
+        return RunDir.at(folder).launched_by.stat().st_mtime_ns
+    return 0
 
 
 def request_stop(run: RunDir, job: str) -> None:

@@ -16,6 +16,7 @@ from paceline.core.json_types import Json
 from paceline.core.rundir import RunDir
 from paceline.core.security.secrets import secrets_in, shape_of_secret
 from paceline.launch.claim_run_dir import check_run_dir, holds_work
+from paceline.launch.launch_record import job_folder
 from paceline.launch.network import DEFAULT_PORT
 from paceline.launch.preflight.forecast import forecast_of_plan
 from paceline.launch.preflight.plan_job import Ranks, planned
@@ -95,7 +96,7 @@ def job_of(config: Config, request: JobRequest, gpus: int, predicted: int | None
         config=request.config,
         overrides=request.overrides,
         run=run,
-        out=request.out or Path(f"{run}-launch"),
+        out=request.out or job_folder(Path(run)).root,
         folder=request.folder,
         nodes=section.nnodes,
         gpus_per_node=gpus,

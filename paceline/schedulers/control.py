@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.files import read_bytes
+from paceline.core.json_types import as_list, parse_json
 from paceline.core.plugins.tables import load_attr
 from paceline.launch.launch_record import LaunchedBy
 from paceline.schedulers import codes
@@ -42,6 +46,8 @@ CONTROLS: Mapping[str, str] = {
     "slurm": "paceline.schedulers.slurm.job:CONTROL",
     "kubernetes": "paceline.schedulers.kubernetes.job:CONTROL",
     "ray": "paceline.schedulers.ray.job:CONTROL",
+    "skypilot": "paceline.schedulers.clouds.skypilot:CONTROL",
+    "dstack": "paceline.schedulers.clouds.dstack:CONTROL",
     "local": "paceline.schedulers.script_job:CONTROL",
     "mpi": "paceline.schedulers.script_job:CONTROL",
     "ssh": "paceline.schedulers.script_job:CONTROL",
@@ -53,8 +59,30 @@ def control_of(launched: LaunchedBy) -> JobControl:
     if launched.scheduler not in CONTROLS:
         hint = f"one of: {', '.join(CONTROLS)}; use the scheduler's own commands"
         raise ConfigError(codes.SCHEDULERS_UNKNOWN("launched-by.json", launched.scheduler, hint=hint))
-    control: JobControl = load_attr(CONTROLS[launched.scheduler])
+    return job_control(launched.scheduler)
+
+
+def job_control(scheduler: str) -> JobControl:
+    """Return the control of a scheduler's jobs."""
+    control: JobControl = load_attr(CONTROLS[scheduler])
     return control
+
+
+#: Next to a job's files, where a scheduler keeps none: argv that submits them.
+SUBMITTED = "submit.json"
+
+
+def submit_file(submit: Sequence[str]) -> dict[str, str]:
+    """Return the file from which ``submit_again`` reads."""
+    return {SUBMITTED: json.dumps(submit, indent=1) + "\n"}
+
+
+def submit_again(launched: LaunchedBy) -> tuple[str, ...]:
+    """Return argv that submitted a job's files. Raises ConfigError where they are gone."""
+    file = Path(launched.files or ".") / SUBMITTED
+    if not launched.files or not file.is_file():
+        raise ConfigError(codes.SCHEDULERS_FILES_GONE(str(file), scheduler=launched.scheduler))
+    return tuple(str(word) for word in as_list(parse_json(read_bytes(file))))
 
 
 def answer_of(argv: Sequence[str], environ: Mapping[str, str]) -> str:

@@ -116,6 +116,7 @@ class Rendering:
     - ``executable``: files to run
     - ``store_secret``: ``SECRET_NAME`` is made next to the files, readable by its owner only
     - ``foreground``: the command is the job itself, and ends with its exit code
+    - ``name``: the scheduler's own name of the job, where it is known before the job is submitted
     """
 
     files: Mapping[str, str]
@@ -124,6 +125,7 @@ class Rendering:
     executable: frozenset[str] = frozenset()
     store_secret: bool = False
     foreground: bool = False
+    name: str = ""
 
 
 class Scheduler(Protocol):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import Json, JsonObject
+from paceline.core.json_types import Json, JsonObject, as_list, as_object
+from paceline.launch.launch_record import LaunchedBy
 from paceline.launch.run_secret import VALUE as STORE_SECRET
 from paceline.schedulers import codes
+from paceline.schedulers.clouds.job_control import CloudControl, ListedJob, listed_json, variables
 from paceline.schedulers.clouds.node_script import (
     Cloud,
     findings,
@@ -18,13 +20,16 @@ from paceline.schedulers.clouds.node_script import (
     node_script,
     secret_names,
 )
+from paceline.schedulers.control import answer_of, submit_file
 from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering, dns_name
 from paceline.schedulers.templates import documents
 from paceline.schedulers.with_secret import with_secret
 from paceline.schedulers.write_files import shipped_config
 
 FILE, SCRIPT = "task.dstack.yml", "node.sh"
-DSTACK = Cloud("dstack", '"$DSTACK_NODE_RANK"', '"$DSTACK_MASTER_NODE_IP"', "/paceline", restarts=False)
+DSTACK = Cloud(
+    "dstack", "dstack", '"$DSTACK_NODE_RANK"', '"$DSTACK_MASTER_NODE_IP"', "/paceline", restarts=False
+)
 _LEAVE_SECONDS = 15
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NOTES = (
@@ -64,15 +69,19 @@ def dstack_job(job: ClusterJob) -> Rendering:
         task["backends"] = list(options.backends)
     if options.fleets:
         task["fleets"] = list(options.fleets)
-    apply = ["dstack", "apply", "--yes", "--detach", "-f", str(job.out / FILE)]
+    # dstack refuses a file that does not lie below the current folder
+    here = ["sh", "-c", 'cd -- "$0" && exec "$@"', str(job.out)]
+    apply = [*here, "dstack", "apply", "--yes", "--detach", "-f", FILE]
     submit = with_secret(STORE_SECRET, job.out / SECRET_NAME, apply) if job.signs else tuple(apply)
-    written = {FILE: documents(task), SCRIPT: node_script(job, DSTACK)}
-    return Rendering(written, (submit,), _NOTES, store_secret=job.signs)
+    written = {FILE: documents(task), SCRIPT: node_script(job, DSTACK), **submit_file(submit)}
+    return Rendering(written, (submit,), _NOTES, store_secret=job.signs, name=dns_name(job.name))
 
 
 def _env(job: ClusterJob) -> JsonObject:
     """Return the variables; dstack reads ``${{ … }}`` in values, and ``$$`` as a dollar sign."""
-    plain: dict[str, Json] = {name: value.replace("$", "$$") for name, value in job.env.items()}
+    plain: dict[str, Json] = {
+        name: value.replace("$", "$$") for name, value in variables(job, DSTACK).items()
+    }
     held: dict[str, Json] = {name: f"${{{{ secrets.{key} }}}}" for name, key in secret_names(job).items()}
     # from the environment of the one who submits
     taken: dict[str, Json] = {STORE_SECRET: {"key": STORE_SECRET}} if job.signs else {}
@@ -99,3 +108,32 @@ def _own_findings(job: ClusterJob) -> Iterator[Diagnostic]:
             yield codes.SCHEDULERS_VALUE(
                 f"launch.secrets.{name}", source, scheduler=DSTACK.name, reason=reason, hint=hint
             )
+
+
+_ENDED = ("terminated", "failed", "done")
+
+
+class DstackControl(CloudControl):
+    """By ``dstack ps`` and ``dstack stop``."""
+
+    cloud = DSTACK
+
+    def newest(self, name: str, environ: Mapping[str, str]) -> ListedJob | None:
+        """Return the run of this name; dstack keeps the newest alone."""
+        listed = as_object(listed_json(("dstack", "ps", "--all", "--json"), environ))
+        for run in map(as_object, as_list(listed.get("runs"))):
+            if as_object(run.get("run_spec")).get("run_name") == name:
+                status, reason = str(run.get("status")), run.get("termination_reason") or run.get("error")
+                return ListedJob(status, str(reason or ""), status in _ENDED)
+        return None
+
+    def stop(self, launched: LaunchedBy, environ: Mapping[str, str]) -> str:
+        """Stop the run: its nodes get SIGTERM and ``stop_duration`` seconds to save."""
+        listed = self.newest(launched.job, environ)
+        if listed is None or listed.ended:
+            return f"job {launched.job} has ended already"
+        answer_of(("dstack", "stop", "--yes", launched.job), environ)
+        return f"job {launched.job} saves and ends; dstack does not start it again"
+
+
+CONTROL = DstackControl()

@@ -20,12 +20,15 @@ _POWERS = {"k": -2, "m": -1, "g": 0, "t": 1}
 
 @dataclass(frozen=True)
 class Cloud:
-    """What a service calls its nodes. ``rank``, ``address``: shell words; ``folder``: where the files lie.
+    """What a service calls its nodes.
 
-    ``restarts``: it starts a failed job again.
+    - ``key``: the service in ``job.SCHEDULERS``
+    - ``rank``, ``address``: shell words; ``folder``: where the files lie
+    - ``restarts``: it starts a failed job again
     """
 
     name: str
+    key: str
     rank: str
     address: str
     folder: str

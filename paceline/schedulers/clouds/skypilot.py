@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import JsonObject
+from paceline.core.json_types import JsonObject, as_list, as_object
+from paceline.launch.launch_record import LaunchedBy
 from paceline.launch.run_secret import VALUE as STORE_SECRET
 from paceline.launch.supervision.exit_codes import AFTER, After
 from paceline.schedulers import codes
+from paceline.schedulers.clouds.job_control import CloudControl, ListedJob, listed_json, variables
 from paceline.schedulers.clouds.node_script import (
     Cloud,
     findings,
@@ -18,6 +20,7 @@ from paceline.schedulers.clouds.node_script import (
     node_script,
     secret_names,
 )
+from paceline.schedulers.control import answer_of, submit_file
 from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering, dns_name
 from paceline.schedulers.templates import documents
 from paceline.schedulers.with_secret import with_secret
@@ -25,7 +28,7 @@ from paceline.schedulers.write_files import shipped_config
 
 FILE = "task.yaml"
 _FIRST = """"$(printf '%s\\n' "$SKYPILOT_NODE_IPS" | head -n 1)\""""
-SKYPILOT = Cloud("SkyPilot", '"$SKYPILOT_NODE_RANK"', _FIRST, "~/paceline", restarts=True)
+SKYPILOT = Cloud("SkyPilot", "skypilot", '"$SKYPILOT_NODE_RANK"', _FIRST, "~/paceline", restarts=True)
 _NOTES = (
     "SkyPilot restarts after every failure, up to launch.max_restarts; a start that Paceline refuses"
     " counts too",
@@ -45,7 +48,7 @@ def skypilot_job(job: ClusterJob) -> Rendering:
         "num_nodes": job.nodes,
         "resources": _resources(job),
         "file_mounts": {**files, **{target: source for source, target in mounts(job)}},
-        "envs": dict(job.env),
+        "envs": variables(job, SKYPILOT),
         # Without a value here: `--secret NAME` takes it from the environment of the one who submits
         "secrets": dict.fromkeys(secrets),
         **({"setup": "\n".join(options.setup)} if options.setup else {}),
@@ -56,7 +59,8 @@ def skypilot_job(job: ClusterJob) -> Rendering:
         launch += ["--secret", name]
     launch.append(str(job.out / FILE))
     submit = with_secret(STORE_SECRET, job.out / SECRET_NAME, launch) if job.signs else tuple(launch)
-    return Rendering({FILE: documents(task)}, (submit,), _NOTES, store_secret=job.signs)
+    written = {FILE: documents(task), **submit_file(submit)}
+    return Rendering(written, (submit,), _NOTES, store_secret=job.signs, name=dns_name(job.name))
 
 
 def _resources(job: ClusterJob) -> JsonObject:
@@ -95,3 +99,36 @@ def _own_findings(job: ClusterJob) -> Iterator[Diagnostic]:
             reason = "a value comes from a file on the nodes, or from the variable of the one who submits"
             hint = f"{name}: /a/file/on/the/nodes, or {name}: {name}"
             yield refused(f"launch.secrets.{name}", source, reason, hint)
+
+
+_ENDED = ("SUCCEEDED", "CANCELLED", "FAILED")  # the last begins the names of several
+
+
+class SkypilotControl(CloudControl):
+    """By ``sky jobs queue`` and ``sky jobs cancel``."""
+
+    cloud = SKYPILOT
+
+    def newest(self, name: str, environ: Mapping[str, str]) -> ListedJob | None:
+        """Return the managed job of this name with the largest number."""
+        jobs = map(
+            as_object, as_list(listed_json(("sky", "jobs", "queue", "--all", "--output", "json"), environ))
+        )
+        mine = [job for job in jobs if job.get("job_name") == name and isinstance(job.get("job_id"), int)]
+        if not mine:
+            return None
+        last = max(mine, key=lambda job: int(str(job["job_id"])))
+        status = str(last.get("status"))
+        reason = str(last.get("failure_reason") or last.get("details") or "")
+        return ListedJob(status, reason, status.startswith(_ENDED))
+
+    def stop(self, launched: LaunchedBy, environ: Mapping[str, str]) -> str:
+        """Cancel the managed job, whose nodes SkyPilot then gives back."""
+        listed = self.newest(launched.job, environ)
+        if listed is None or listed.ended:
+            return f"job {launched.job} has ended already"
+        answer_of(("sky", "jobs", "cancel", "--yes", "--name", launched.job), environ)
+        return f"job {launched.job} is cancelled; it goes on from its newest checkpoint"
+
+
+CONTROL = SkypilotControl()

@@ -25,6 +25,7 @@ from paceline.schedulers.kubernetes.pods import (
     launcher_pod,
     metadata,
     mounts,
+    object_name,
     queued,
     run_folder,
     store_secret,
@@ -167,9 +168,12 @@ def kubernetes_job(job: ClusterJob) -> Rendering:
     apply = ("kubectl", "apply", *(("--namespace", namespace) if namespace else ()))
     secret = store_secret(job)
     if not secret:
-        return Rendering(files, ((*apply, "-f", str(job.out / FILE)),), _NOTES.get(kind, ()))
+        return Rendering(
+            files, ((*apply, "-f", str(job.out / FILE)),), _NOTES.get(kind, ()), name=object_name(job)
+        )
     files[KUSTOMIZATION] = documents(_with_secret(job, secret))
-    return Rendering(files, ((*apply, "-k", str(job.out)),), _NOTES.get(kind, ()), store_secret=True)
+    submit = (*apply, "-k", str(job.out))
+    return Rendering(files, (submit,), _NOTES.get(kind, ()), store_secret=True, name=object_name(job))
 
 
 def _with_secret(job: ClusterJob, secret: str) -> JsonObject:

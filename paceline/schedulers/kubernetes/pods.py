@@ -50,6 +50,12 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
+def object_name(job: ClusterJob) -> str:
+    """Return ``NAMESPACE/KIND/NAME``, the first empty for the context's namespace."""
+    options = job.site.kubernetes
+    return f"{options.namespace or ''}/{options.kind}/{job_name(job)}"
+
+
 def job_name(job: ClusterJob) -> str:
     """Return the name of the job and all that belongs to it."""
     return dns_name(job.name)
@@ -199,10 +205,9 @@ def _working_folder(job: ClusterJob) -> str:
 
 
 def _variables(job: ClusterJob) -> list[Json]:
-    options = job.site.kubernetes
     record = {
         SCHEDULER: "kubernetes",
-        JOB: f"{options.namespace or ''}/{options.kind}/{job_name(job)}",
+        JOB: object_name(job),
         FILES: str(job.out),
     }
     values = {**record, **job.interfaces, **job.env}

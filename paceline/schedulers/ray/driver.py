@@ -1,7 +1,7 @@
 """``python -m paceline.schedulers.ray.driver TASK``: what ``ray job submit`` runs.
 
 It reserves the nodes, places an actor on each, starts their launchers, and starts them again as
-``exit_policy.AFTER`` says. The job ends with the code of the node that failed by itself.
+``exit_codes.AFTER`` says. The job ends with the code of the node that failed by itself.
 """
 
 from __future__ import annotations

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.files import read_bytes
-from paceline.core.json_types import as_list, parse_json
 from paceline.launch.launch_record import LaunchedBy
 from paceline.schedulers import codes
-from paceline.schedulers.control import JobControl, answer_of
+from paceline.schedulers.control import JobControl, answer_of, submit_again, submit_file
 from paceline.schedulers.job import ClusterJob, Rendering
 from paceline.schedulers.ray.task import FILE, UNPACKED, RayTask
 from paceline.schedulers.write_files import shipped_config
 
-#: Next to a job's files: argv of ``ray job submit``.
-SUBMITTED = "submit.json"
 _RUNNING = ("PENDING", "RUNNING", "is still running", "is pending")
 
 
@@ -44,20 +39,12 @@ class RayControl(JobControl):
         state = self.state(launched, environ)
         if any(word in state for word in _RUNNING):
             raise ConfigError(codes.SCHEDULERS_RUNS("launched-by.json", state))
-        file = Path(launched.files or ".") / SUBMITTED
-        if not launched.files or not file.is_file():
-            raise ConfigError(codes.SCHEDULERS_FILES_GONE(str(file), scheduler="ray"))
-        return tuple(str(word) for word in as_list(parse_json(read_bytes(file))))
+        return submit_again(launched)
 
 
 def _parts(job: str) -> tuple[str, str]:
     name, _, address = job.partition("@")
     return name, address
-
-
-def written(submit: tuple[str, ...]) -> dict[str, str]:
-    """Return the file from which ``resume`` reads the command."""
-    return {SUBMITTED: json.dumps(submit, indent=1) + "\n"}
 
 
 CONTROL = RayControl()
@@ -111,7 +98,7 @@ def ray_job(job: ClusterJob) -> Rendering:
         *("--metadata-json", json.dumps({"paceline": job.name})),
         *("--", "python", "-m", "paceline.schedulers.ray.driver", FILE),
     )
-    return Rendering({**files, **written(submit)}, (submit,), _NOTES)
+    return Rendering({**files, **submit_file(submit)}, (submit,), _NOTES)
 
 
 def _findings(job: ClusterJob) -> Iterator[Diagnostic]:

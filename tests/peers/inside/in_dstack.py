@@ -8,6 +8,7 @@ from typing import Any
 import children
 import yaml
 from dstack._internal.core.models.configurations import parse_apply_configuration
+from dstack._internal.core.models.runs import RunStatus
 from dstack._internal.utils.interpolator import VariablesInterpolator
 
 
@@ -20,5 +21,10 @@ def task(text: str, folder: str) -> dict[str, Any]:
     return found
 
 
+def statuses(asked: str, folder: str) -> dict[str, bool]:
+    """Return each status, and whether a run ends with it."""
+    return {status.value: status.is_finished() for status in RunStatus}
+
+
 if __name__ == "__main__":
-    children.answer(task=task)
+    children.answer(task=task, statuses=statuses)

@@ -7,6 +7,8 @@ from typing import Any
 
 import children
 import sky
+from sky.jobs.state import ManagedJobStatus
+from sky.schemas.api.responses import ManagedJobRecord
 
 
 def task(text: str, folder: str) -> dict[str, Any]:
@@ -30,5 +32,20 @@ def task(text: str, folder: str) -> dict[str, Any]:
     }
 
 
+def listed(jobs: list[list[Any]], folder: str) -> list[dict[str, Any]]:
+    """Return what ``sky jobs queue --output json`` prints of jobs: (number, name, status, reason)."""
+    names = ("job_id", "job_name", "status", "failure_reason")
+    records = [
+        ManagedJobRecord(**{**dict(zip(names, job, strict=True)), "status": ManagedJobStatus(job[2])})
+        for job in jobs
+    ]
+    return [record.model_dump(mode="json") for record in records]
+
+
+def statuses(asked: str, folder: str) -> dict[str, bool]:
+    """Return each status, and whether a job ends with it."""
+    return {status.value: status.is_terminal() for status in ManagedJobStatus}
+
+
 if __name__ == "__main__":
-    children.answer(task=task)
+    children.answer(task=task, listed=listed, statuses=statuses)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from remote_jobs import KUBERNETES, job_in, rendered
+from support import ROOT
 
+from paceline.cli import jobs as cli
 from paceline.core.errors import ConfigError
 from paceline.core.rundir import RunDir
-from paceline.launch.launch_record import LaunchedBy
+from paceline.launch.launch_record import LaunchedBy, job_folder, read_newest_launch, write_launch
 from paceline.schedulers.control import control_of
 from paceline.schedulers.write_files import write_job
 
@@ -30,7 +33,7 @@ esac
 class Commands:
     def __init__(self, folder: Path) -> None:
         self.answer, self.calls = folder / "answer", folder / "calls"
-        for name in ("kubectl", "ray"):
+        for name in ("kubectl", "ray", "sky", "dstack"):
             (folder / name).write_text(STUB)
             (folder / name).chmod(0o755)
         self.environ = {
@@ -124,7 +127,90 @@ def test_a_job_on_ray(tmp_path: Path, commands: Commands) -> None:
     assert commands.called() == [["job", "stop", "--no-wait", *where]]
 
 
-@pytest.mark.parametrize("system", ["skypilot", "dstack"])
-def test_other_services_are_named_with_what_to_use(system: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the scheduler's own commands"):
-        control_of(LaunchedBy.here({"PACELINE_SCHEDULER": system}, _run(tmp_path)))
+#: what dstack's server and SkyPilot's own classes have printed (tests/peers/test_cloud_jobs_for_real.py)
+CLOUDS = json.loads((ROOT / "tests/peers/recorded/cloud_jobs.json").read_text())
+
+
+def submitted(system: str, folder: Path) -> LaunchedBy:
+    job = job_in(folder)
+    rendering = rendered(system, job)
+    write_job(job.out, rendering, "private")
+    return LaunchedBy.submitted(system, rendering.name, job.run, job.out)
+
+
+def test_a_run_of_dstack(tmp_path: Path, commands: Commands) -> None:
+    record, answers = submitted("dstack", tmp_path), CLOUDS["dstack"]
+    control = control_of(record)
+    listed = ["ps", "--all", "--json"]
+
+    for status, ended in answers["statuses"].items():
+        answers["waits"]["runs"][0]["status"] = status
+        commands.say(f"a line for people\n{json.dumps(answers['waits'])}")
+        assert control.state(record, commands.environ) == f"job my-run: {status}"
+        if ended:
+            argv = control.resume(record, commands.environ)
+            assert argv[-5:-1] == ("apply", "--yes", "--detach", "-f") and argv[-1].endswith(
+                "task.dstack.yml"
+            )
+            assert "has ended already" in control.stop(record, commands.environ)
+            assert commands.called() == [listed] * 3
+        else:
+            with pytest.raises(ConfigError, match=r"schedulers\.runs"):
+                control.resume(record, commands.environ)
+            assert "saves and ends" in control.stop(record, commands.environ)
+            assert commands.called()[-1] == ["stop", "--yes", "my-run"]
+    commands.say(json.dumps(answers["ended"]))
+    assert "terminated (stopped_by_user)" in control.state(record, commands.environ)
+    commands.say(json.dumps({**answers["ended"], "runs": []}))
+    assert "lists none" in control.state(record, commands.environ)
+
+
+def test_a_job_of_skypilot(tmp_path: Path, commands: Commands) -> None:
+    record, answers = submitted("skypilot", tmp_path), CLOUDS["skypilot"]
+    control, jobs = control_of(record), answers["jobs"]
+    last = max(jobs, key=lambda job: job["job_id"])
+    assert last["job_name"] == "my-run" and last is not jobs[0]  # not the order decides
+
+    for status, ended in answers["statuses"].items():
+        last["status"] = status
+        commands.say(json.dumps(jobs, indent=2))
+        assert control.state(record, commands.environ) == f"job my-run: {status}"
+        if ended:
+            assert control.resume(record, commands.environ)[-1].endswith("task.yaml")
+            assert "has ended already" in control.stop(record, commands.environ)
+        else:
+            with pytest.raises(ConfigError, match=r"schedulers\.runs"):
+                control.resume(record, commands.environ)
+            assert "is cancelled" in control.stop(record, commands.environ)
+            assert commands.called()[-1] == ["jobs", "cancel", "--yes", "--name", "my-run"]
+    jobs.remove(last)
+    commands.say(json.dumps(jobs))
+    assert control.state(record, commands.environ) == "job my-run: FAILED_SETUP (no driver)"
+
+
+def test_a_run_on_other_machines_is_asked_by_the_files_of_its_launch(
+    tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in commands.environ.items():
+        monkeypatch.setenv(name, value)
+    run, record = tmp_path / "run", submitted("skypilot", tmp_path)
+    (tmp_path / "run-launch").mkdir()
+    write_launch(job_folder(run), record)
+    jobs = CLOUDS["skypilot"]["jobs"]
+    commands.say(json.dumps([{**jobs[0], "status": "RUNNING"}]))
+    cli.status(str(run))
+    assert "job my-run: RUNNING" in capsys.readouterr().out
+    cli.stop(run)
+    assert commands.called()[-1] == ["jobs", "cancel", "--yes", "--name", "my-run"]
+
+    # Once its directory is here the newer record counts
+    RunDir.at(run).root.mkdir()
+    (RunDir.at(run).root / "plan.json").write_text("{}")
+    own = replace(record, scheduler="local", host="another", pid=7)
+    write_launch(RunDir.at(run), own)
+    newest = read_newest_launch(run)
+    assert newest is not None and (newest.scheduler, newest.pid) == ("local", 7)
+    os.utime(job_folder(run).launched_by)
+    os.utime(RunDir.at(run).launched_by, (1, 1))
+    newest = read_newest_launch(run)
+    assert newest is not None and (newest.scheduler, newest.run) == ("skypilot", str(run))
