@@ -61,6 +61,7 @@ def write_pages(folder: Path) -> None:
     shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns("*.json", "*.md"))
     (folder / "site.css").write_text(_STYLE, encoding="utf-8")
     (folder / "site.js").write_text(_SCRIPT, encoding="utf-8")
+    shutil.copyfile(ROOT / "scripts/search-worker.js", folder / "search-worker.js")
     for origin, page in sources():
         text = (ROOT / origin).read_text(encoding="utf-8")
         for _, target, _ in links(text):

@@ -5,6 +5,7 @@ page is in the navigation, whose words are translated.
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -70,6 +71,36 @@ def test_what_a_built_page_lacks_is_named(tmp_path: Path) -> None:
     page = '<img src="../a%20b.png"><img src="c.png"><a href="#x"></a><a href="https://x/y"></a>'
     (tmp_path / "zh" / "index.html").write_text(page + '<link href="../none.css?v=1"><img src="c.png">')
     assert list(load_script("check_site").missing(tmp_path)) == [
+        "search/search_index.js",
         "zh/index.html: c.png",
         "zh/index.html: ../none.css?v=1",
     ]
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not shutil.which("chromium"), reason="there is no chromium")
+def test_the_search_runs_from_a_folder_and_gets_telling_words(tmp_path: Path) -> None:
+    """Chromium starts no worker from a folder, so ``search-worker.js`` has a frame for it."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
+    shutil.copy(ROOT / "scripts/search-worker.js", tmp_path)
+    (tmp_path / "echo.js").write_text("addEventListener('message', (event) => postMessage(event.data))")
+    (tmp_path / "page.html").write_text(
+        '<html lang="en"><body><script src="search-worker.js"></script></body></html>'
+    )
+    pages = [{"location": name} for name in ("how-to/data.html", "reference/config.html", "zh/index.html")]
+    answer = """(message) => new Promise((resolve) => {
+        const worker = new Worker("echo.js");
+        worker.addEventListener("message", (event) => resolve(event.data));
+        worker.postMessage(message);
+    })"""
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"))
+        page = browser.new_page()
+        page.goto(f"file://{tmp_path}/page.html")
+        index = page.evaluate(answer, {"type": 0, "data": {"config": {"lang": ["en", "zh"]}, "docs": pages}})
+        queries = ("mask the user's turns", "resume on two GPUs", "what is it", "loss across")
+        asked = [page.evaluate(answer, {"type": 2, "data": query})["data"] for query in queries]
+        browser.close()
+    assert index["data"]["docs"] == [pages[0], {**pages[1], "boost": 0.2}]
+    assert index["data"]["config"]["lang"] == ["en"]
+    assert asked == ["mask user turn", "resume two GPU", "what is it", "loss across"]
