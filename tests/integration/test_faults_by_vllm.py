@@ -36,6 +36,7 @@ from test_rollout import STOP, wanted  # noqa: E402
 from test_rollout_servers import learn, listening  # noqa: E402
 from test_server_faults import (  # noqa: E402
     AGAIN,
+    IN_0,
     OF_REQUESTS,
     OF_WEIGHTS,
     WRONG,
@@ -61,6 +62,7 @@ from paceline.training.rollout.server import RolloutServers  # noqa: E402
 pytestmark = [pytest.mark.engines, pytest.mark.peers, pytest.mark.timeout(3600)]
 SECONDS, BRIEF = 600.0, 30.0  # for an answer; for one that does not come
 VOCAB = 320
+CLEAN = 34  # syncs by each of three ways
 GREEDY = RolloutSampling(0.0)
 
 
@@ -109,9 +111,31 @@ def test_a_fault_of_weights_is_named(harm: Any, said: str, folder: Path, url: st
     mine, between = trial(folder, tmp_path, "folder"), Between(url, state_of(folder / "mine"), harm)
     between.state = {name: between.state[name] for name in mine.root.hf.state_dict()}
     with listening(passing_on(between)) as address:
-        mine.run(address, 3)
+        mine.run(address, 4)
     assert (AGAIN if harm.__name__ == "one_behind" else WRONG) in mine.codes and not mine.misled, mine
     assert said in mine.text, mine.text
+
+
+def exchanged_experts(between: Between, before: dict[str, Any]) -> dict[str, Any]:
+    other = {".experts.0.": ".experts.1.", ".experts.1.": ".experts.0."}
+    return {
+        name: between.state[name.replace(key, other[key])]
+        for name in between.state
+        for key in other
+        if key in name
+    }
+
+
+def test_exchanged_experts_are_named(tmp_path: Path) -> None:
+    model = vllm_asked.write_model(tmp_path / "mine", vllm_asked.EXPERTS)
+    with real_vllm(tmp_path, model, *TAKES_WEIGHTS) as url:
+        clean = trial(tmp_path, tmp_path, "transfer")
+        clean.run(url, 3)
+        assert not clean.codes and not clean.misled, clean
+        mine, between = trial(tmp_path, tmp_path, "folder"), Between(url, state_of(model), exchanged_experts)
+        with listening(passing_on(between)) as address:
+            mine.run(address, 3)
+    assert WRONG in mine.codes and IN_0 in mine.text and not mine.misled, mine
 
 
 def stale(between: Between, before: dict[str, Any]) -> dict[str, Any]:
@@ -209,8 +233,10 @@ def test_a_full_disk_is_named(
 def test_another_tokenizer_is_known_before_the_start(folder: Path, url: str, tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "same")
     (tmp_path / "other").mkdir()
-    text = (tmp_path / "same/tokenizer.json").read_text().replace('"a":', '"\\u00e4":', 1)
-    (tmp_path / "other/tokenizer.json").write_text(text)
+    changed = json.loads((tmp_path / "same/tokenizer.json").read_text())
+    words = changed["model"]["vocab"]
+    words["T"], words["U"] = words["U"], words["T"]
+    (tmp_path / "other/tokenizer.json").write_text(json.dumps(changed))
     options = RolloutOptions.model_validate({"servers": [url]})
     for name, codes in (("same", []), ("other", ["rollout.server_unfit"])):
         found = check_servers(options, Needs(60, VOCAB, tmp_path / name), {})
@@ -225,8 +251,8 @@ def test_clean_syncs_alarm_nobody(way: str, folder: Path, url: str, tmp_path: Pa
     reset(url, folder)
     mine, between = trial(folder, tmp_path, way), Between(url, {}, shows_versions=True)
     with listening(passing_on(between)) as address:
-        mine.run(address, 12)
-    assert not mine.codes and not mine.misled and between.count == 15, mine
+        mine.run(address, CLEAN)
+    assert not mine.codes and not mine.misled and between.count == CLEAN + 2, mine  # the first is sent thrice
     assert "/inference/v1/generate" in between.asked
 
 

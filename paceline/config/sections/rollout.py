@@ -246,7 +246,7 @@ class RolloutOptions(Section):
     verify_weights: Bool = Field(
         default=True,
         description=(
-            "After each change of a server's weights compare its log-probabilities of a few fixed texts with "
+            "After each change of a server's weights compare its log-probabilities of a fixed text with "
             "the trained model's, and refuse a server that computes with other weights."
         ),
     )

@@ -323,7 +323,7 @@ class RolloutServers:
         ones again.
         """
         limit = self.probe.limit(place)
-        if gap.after > limit >= gap.texts:
+        if gap.after > limit >= gap.text:
             return "; only after a prefix that it has read before: its cache was not reset"
         if self.way.name == "adapter":
             return ""  # muting needs all weights
@@ -351,7 +351,7 @@ class RolloutServers:
         return f"; the first difference is {where}" if where else ""
 
     def _silent(self, root: RootModule) -> Tensor:
-        """Return the model's log-probabilities of the texts alone. Collective."""
+        """Return the model's log-probabilities of the text alone. Collective."""
         with self.sharing.computing():
             return self.probe.of_model(root, [()])[0]
 

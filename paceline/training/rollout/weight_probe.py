@@ -1,9 +1,10 @@
-"""Check that a generation server uses the weights that it was sent: compare its log-probabilities of fixed
-texts with the model's. For the training processes' own engine, compare its log-probabilities of its first
+"""Check that a generation server uses the weights that it was sent: compare its log-probabilities of a fixed
+text with the model's. For the training processes' own engine, compare its log-probabilities of its first
 answers.
 
-The texts are drawn from a fixed seed. A prefix that fills a block of the server's cache is scored before and
-after each change: only there would a cache that was not reset show.
+The text is drawn from a fixed seed and fills a block of the server's cache. It is read before a change, and
+continued and scored after it: a cache that was not reset shows in the continuation, as vLLM scores without
+its cache. One text, not several: a server reads all its weights for each, one at a time.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from paceline.protocols.rollout import RolloutInterrupted
 from paceline.runtime.process_group.world import World
 from paceline.training import codes
 
-TEXTS, TOKENS = 4, 16
-OWN_TEXTS = 2  # of the own engine's answers: 1% of the time in which 32 of 128 tokens are written
-PREFIX = 160  # more than a cache block: 16 tokens on GPUs, up to 128 on CPUs
+OWN_TEXTS, OWN_TOKENS = 2, 16  # of the own engine's answers: 1% of the time that 32 of 128 tokens take
+TEXT = 160  # tokens, more than a cache block: 16 tokens on GPUs, up to 128 on CPUs
 GREEDY = 4
 MARGIN = 3.0  # times the gap at the start
 CHANGE = 0.05  # of a norm's weights, or of an adapter's B, for the second of the three measurements
@@ -51,16 +51,16 @@ class GapBounds:
 
 @dataclass(frozen=True)
 class ServerScores:
-    """A server's log-probabilities [68] of the texts and of the ``tokens`` after the prefix."""
+    """A server's log-probabilities [163] of the text, and of the ``tokens`` that it wrote after it."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
 
 
 class Gap(NamedTuple):
-    """Means of |server − model|, in nats: over the texts, and over the tokens after the prefix."""
+    """Means of |server − model|, in nats: over the text, and over the tokens after it."""
 
-    texts: float
+    text: float
     after: float
 
 
@@ -75,47 +75,39 @@ class WeightProbe:
 
     def __post_init__(self) -> None:
         noise = torch.Generator().manual_seed(0)
-        length = max(1, min(PREFIX, self.positions - GREEDY - 1))
-        tokens = min(TOKENS, self.positions - 2)
-        drawn = torch.randint(self.vocab_size, (TEXTS * (tokens + 1) + length,), generator=noise).tolist()
-        self.prefix = tuple(drawn[:length])
-        rows = torch.tensor(drawn[length:]).view(TEXTS, tokens + 1).tolist()
-        self.texts = [tuple(row) for row in rows]
+        length = max(2, min(TEXT, self.positions - GREEDY - 1))
+        # 0 often pads, with an embedding of zeros, which ``LoudLayers`` cannot scale
+        self.text = tuple(torch.randint(1, self.vocab_size, (length,), generator=noise).tolist())
 
     def fill_cache(self, engine: ServerEngine) -> None:
-        """Have the server read the prefix with the weights that it has now."""
-        engine.answer(Request(self.prefix, 0, 1), RolloutSampling(temperature=0.0))
+        """Have the server read the text with the weights that it has now."""
+        engine.answer(Request(self.text, 0, 1), RolloutSampling(temperature=0.0))
 
     def query(self, engine: ServerEngine) -> ServerScores:
         """Return the server's log-probabilities. Raises PacelineError ``rollout.server_*``."""
-        logprobs = [value for text in self.texts for value in engine.score(text)]
-        written = engine.answer(Request(self.prefix, 0, GREEDY), RolloutSampling(temperature=0.0))
-        return ServerScores(written.tokens, (*logprobs, *written.logprobs.tolist()))
+        written = engine.answer(Request(self.text, 0, GREEDY), RolloutSampling(temperature=0.0))
+        # afterwards: it would read the text anew for the cache
+        return ServerScores(written.tokens, (*engine.score(self.text), *written.logprobs.tolist()))
 
     def of_model(self, root: RootModule, written: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Return the model's log-probabilities, fp32 [68], of each server's tokens. Every rank calls it with
+        """Return the model's log-probabilities, fp32 [163], of each server's tokens. Every rank calls it with
         the same arguments."""
-        fixed = score_texts(root.hf, self.texts, 1, root.computing).flatten()
-        after = {
-            tokens: score_texts(
-                root.hf, [(*self.prefix, *tokens)], len(self.prefix), root.computing
-            ).flatten()
+        of = {
+            tokens: score_texts(root.hf, [(*self.text, *tokens)], 1, root.computing).flatten().cpu()
             for tokens in dict.fromkeys(written)
         }
-        return [torch.cat((fixed, after[tokens])).cpu() for tokens in written]
+        return [of[tokens] for tokens in written]
 
     def gap(self, answered: ServerScores, own: Tensor) -> Gap:
         """Return how far the server is from the model."""
         apart = (torch.tensor(answered.logprobs) - own).abs()
-        fixed = len(own) - len(answered.tokens)
-        return Gap(float(apart[:fixed].mean()), float(apart[fixed:].mean()))
+        scored = len(self.text) - 1
+        return Gap(float(apart[:scored].mean()), float(apart[scored:].mean()))
 
     def moved(self, before: ServerScores, after: ServerScores) -> float:
-        """Return the mean difference of a server's own answers to the fixed texts."""
-        fixed = sum(len(text) - 1 for text in self.texts)
-        return float(
-            (torch.tensor(before.logprobs[:fixed]) - torch.tensor(after.logprobs[:fixed])).abs().mean()
-        )
+        """Return the mean difference of a server's own scores of the text."""
+        one, two = (torch.tensor(each.logprobs[: len(self.text) - 1]) for each in (before, after))
+        return float((one - two).abs().mean())
 
     def limit(self, place: int) -> float:
         """Return the largest gap allowed for a server; for an unmeasured one, the largest of the others'
@@ -163,7 +155,7 @@ class ProvedEngine:
         answered = [(r, c) for r, c in zip(requests, done, strict=True) if c.tokens]
         group = [(r, c) for r, c in answered if r.prompt == answered[0][0].prompt][:OWN_TEXTS]
         length = min((len(c.tokens) for _, c in group), default=0)
-        texts = [(*r.prompt, *c.tokens[: min(length, TOKENS)]) for r, c in group]
+        texts = [(*r.prompt, *c.tokens[: min(length, OWN_TOKENS)]) for r, c in group]
         begin = len(group[0][0].prompt) if group else 1
         hot = sampling.temperature or 1.0
         # where a forward is collective, a rank without answers makes one, too

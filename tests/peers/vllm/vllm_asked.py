@@ -15,24 +15,27 @@ Body = dict[str, Any]
 
 
 SIZE = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+EXPERTS = {**SIZE, "model_type": "mixtral", "num_local_experts": 4, "num_key_value_heads": 2}
 LARGER = {"hidden_size": 640, "intermediate_size": 2752, "num_hidden_layers": 8, "num_attention_heads": 10}
 
 
-def write_model(folder: Path, size: Mapping[str, int] = SIZE, initializer_range: float = 0.3) -> Path:
-    """Write a Llama whose greedy answers are of letters mostly, and end now and then."""
+def write_model(folder: Path, size: Mapping[str, Any] = SIZE, initializer_range: float = 0.3) -> Path:
+    """Write a Llama, or ``size["model_type"]``, whose greedy answers are of letters mostly, and end now and
+    then.
+    """
     import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     write_tokenizer(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    config = LlamaConfig(
+    config = AutoConfig.for_model(
+        **{"model_type": "llama", **size},
         vocab_size=320,
         max_position_embeddings=POSITIONS,
         initializer_range=initializer_range,
-        **size,
     )
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for token in range(320):
             text = tokenizer.decode([token])

@@ -16,7 +16,7 @@ from paceline.plan.model.model_catalogue import known_models
 from paceline.plan.plan import Plan
 from paceline.plan.strategies.spec import Job
 from paceline.rules.planning import make_plan
-from paceline.training.rollout.weight_probe import GREEDY, PREFIX, TEXTS, TOKENS
+from paceline.training.rollout.weight_probe import GREEDY, TEXT
 
 
 def plan_of(model: str, cards: str = "8xH100", **training: object) -> Plan:
@@ -126,20 +126,20 @@ def test_the_plan_says_that_states_are_decoded_with_a_growing_cache() -> None:
     assert "a state" in found.reason and "fixed buffers" not in found.reason
 
 
-def test_the_probe_of_a_server_is_a_percent_of_a_step_of_7b() -> None:
-    """Of 64 answers a card of 512 tokens, by the plan's numbers, whose tokens take as long as all weights are
-    read. The server reads its prefix before a sync; after it the texts one at a time, and writes four tokens.
-    The model computes both, each in less time than its weights take.
+@pytest.mark.parametrize(("answers", "tokens"), [(16, 512), pytest.param(1, 896, marks=pytest.mark.full)])
+def test_the_probe_of_a_server_is_a_percent_of_a_step_of_7b(answers: int, tokens: int) -> None:
+    """By the plan's numbers, whose tokens take as long as all weights are read. The server reads its text
+    before a sync; after it, it writes four tokens and scores the text. The model computes both at once, in
+    less time than its weights take.
     """
     cluster = cluster_of("8xH100")
-    batch = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 4}
-    plan = plan_of("qwen2.5-7b", rollout={"server": {"url": "http://127.0.0.1:1"}}, **batch)
+    options = {"server": {"url": "http://127.0.0.1:1"}, "max_completion_length": tokens}
+    plan = plan_of("qwen2.5-7b", rollout=options, per_device_train_batch_size=answers)
     candidate = predicted_plan(plan, cluster.hardware())
     assert candidate is not None
     speed = candidate.speed
     reading = 2 * 7.62e9 / (0.6 * 3.35e12)
-    assert speed.generation > 512 * reading
-    tokens = TEXTS * (TOKENS + 1) + PREFIX + GREEDY
-    forward = speed.compute / 3 * tokens / (speed.step_tokens / speed.world)
+    assert speed.generation > tokens * reading
+    forward = speed.compute / 3 * (TEXT + GREEDY) / (speed.step_tokens / speed.world)
     assert forward < reading
-    assert (1 + TEXTS + GREEDY + 2) * reading < 0.01 * speed.step
+    assert (1 + GREEDY + 1 + 1) * reading < 0.01 * speed.step
