@@ -67,6 +67,7 @@ FIXED_SPEED: Coefficients = {
     "tensor_pipeline": 0.0,
     "tensor_nodes": 0.0,
     "overlap_slow": 0.03,
+    "message": 400.0,  # MiB; buckets of 25 (torch) to 1,000 (DeepSpeed); chosen by the sweep to 128 cards
     "optimizer_moves": 30.0,  # AdamW reads 16 bytes a parameter and writes 14
 }
 #: of one cluster: latency, bandwidth and its fall, and what tp in a pipeline waits there
@@ -76,6 +77,7 @@ FABRIC: dict[str, Prior] = {
     "link_outside": SPEED["link_outside"],
     "tensor_pipeline": Prior(2.9, 0.5, 6, 2.0, "milliseconds a rank of the group and layer"),
     "tensor_nodes": Prior(0.01, 0.001, 0.3, 2.0, "more a further node"),
+    "zero_overlap": Prior(0.36, 0.02, 1.0, 1.0, "its optimizer gathers weights after its step"),
 }
 MEMORY: dict[str, Prior] = {
     "logits": Prior(16, 8, 20, 0.25, "2 + 4 + 4 + 4 + 2 bytes"),

@@ -66,7 +66,7 @@ STORAGE = {
     "titan": Storage(4, 4, 8, anew=True),
     "fms": Storage(4, 4, 8, anew=True),
     "megatron": Storage(2, 4, 12),
-    "internevo": Storage(2, 2, 12),
+    "internevo": Storage(2, 2, 16),
     "litgpt": Storage(2, 2, 0, anew=True),
     "torchtune": Storage(2, 2, 4, anew=True),
     "qwen": Storage(2, 6, 16),
@@ -74,6 +74,9 @@ STORAGE = {
     "swift": Storage(2, 2, 12, anew=True),
     "default": Storage(2, 4, 12),
 }
+# Rows that vary in length: what the allocator keeps beside what moves, by the logarithm of the share of rows
+# that reach the limit, and at most; chosen on half of a publisher's models, tried on the other half
+OUTGROWN, MOST_OUTGROWN = 2.0, 1.0
 # Programs whose layers are fused kernels by default (Transformer Engine; flash-attn's norms and rotary).
 FUSED = ("megatron", "nemo", "internevo", "tinyllama")
 # What a program prints as its memory: torch's tensors alone, what its allocator holds, or the whole device's
@@ -185,7 +188,7 @@ def parse(row: dict[str, Any]) -> Row | None:
     if row["kind"] == "measured" and measured == (None, None):
         return None
     group = str(row["group"])
-    if "internally inconsistent" in str(row.get("notes")):
+    if "internally inconsistent" in str(row.get("notes")) or _contradicts(row):
         return None
     if group == "torchtune-flags" and "baseline" in str(row.get("flags")):
         return None  # padded, not packed: the real lengths are not printed
@@ -231,7 +234,7 @@ def parse(row: dict[str, Any]) -> Row | None:
         cp=cp,
         zero=zero,
         shard=shard,
-        storage=_storage(row, system, adapter),
+        storage=_storage(row, system, adapter, zero),
         recompute=_recompute(row, system),
         flash="no flash" not in str(row.get("notes")).lower() and row.get("attention") != "eager",
         fused_loss=system == "torchtune",
@@ -246,11 +249,12 @@ def parse(row: dict[str, Any]) -> Row | None:
         fused=group.startswith(FUSED),
         gathering=Gathering(ends_apart=group.startswith(ENDS_APART)),
         outgrown=_outgrown(row),
+        half_loss="fp16 +" in text,
     )
     return Row(
         id=str(row["id"]),
         group=group,
-        cell=f"{model['name']} × {n}",
+        cell=f"{model['name']} × {n}, {dp * micro * accumulation} rows a step",
         work=work,
         ran=row["kind"] == "measured",
         memory=measured[0],
@@ -260,6 +264,13 @@ def parse(row: dict[str, Any]) -> Row | None:
         whole_at_start=group.startswith(FROM_START) and zero == 3,
         metric=next((name for start, name in METRICS.items() if group.startswith(start)), "device"),
     )
+
+
+def _contradicts(row: dict[str, Any]) -> bool:
+    """Whether the rows of a step that are printed are not those of the printed layout."""
+    layout = [row.get(key) for key in ("dp", "micro_batch", "grad_accum")]
+    step = row.get("global_batch_seqs")
+    return bool(step and all(layout)) and math.prod(map(int, layout)) != int(step)
 
 
 def _model(printed: dict[str, Any]) -> dict[str, Any]:
@@ -279,11 +290,7 @@ def _model(printed: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outgrown(row: dict[str, Any]) -> float:
-    """What the caching allocator keeps in blocks that longer rows outgrew, as a share of what moves.
-
-    ``allocator_emulated.py`` runs the allocator over rows of lognormal lengths, cut at a limit: little where
-    most rows reach the limit, and the same again, or twice, where few do.
-    """
+    """What the caching allocator keeps in blocks that other lengths do not fit, as a share of what moves."""
     said = re.search(r"(\d+)\+-(\d+) tokens/sample truncated", str(row.get("notes")))
     if said is None:
         return 0.0
@@ -291,14 +298,16 @@ def _outgrown(row: dict[str, Any]) -> float:
     variance = math.log(1 + (deviation / mean) ** 2)
     z = (math.log(row["seq_len"] / mean) + variance / 2) / math.sqrt(variance)
     reach = 0.5 * math.erfc(z / math.sqrt(2))
-    return max(0.0, 0.75 * (-math.log(reach) - 0.4))
+    return min(MOST_OUTGROWN, OUTGROWN * -math.log(reach))
 
 
-def _storage(row: dict[str, Any], system: str, adapter: AdapterSize | None) -> Storage:
+def _storage(row: dict[str, Any], system: str, adapter: AdapterSize | None, zero: int) -> Storage:
     """The bytes a parameter that the program keeps, less what its flags take away."""
     if adapter:
         return Storage(2, 2, 8, anew=True)
     storage, flags = STORAGE[system], str(row.get("flags")).lower()
+    if zero == 3 and "deepspeed" in str(row.get("strategy")).lower():
+        storage = replace(storage, gradient=2.0)  # its stage 3 has no averaged gradients beside its part
     if "8bit adamw" in flags:
         storage = replace(storage, optimizer=storage.optimizer / 2)  # from bfloat16 moments
     if "optim in bwd" in flags or "8bit adamw" in flags:  # its flags are cumulative

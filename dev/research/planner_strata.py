@@ -13,10 +13,12 @@ from planner_fit import SPEED, Sets, predicted_memory, predicted_speed, weighted
 from planner_rows import Row, publisher
 from planner_score import by, picks
 
+from paceline.plan.cost.site_coefficients import factor_of
+
 FITTED_CARDS = 128  # of the sweep: larger jobs are extrapolated
 MANY_CARDS = 256
 ENOUGH_ROWS = 10
-MEMORY_PART, SPEED_PART = 0.8, 0.76  # of the other publishers' rows in a band; 80 % of a left out one's
+MEMORY_PART, SPEED_PART = 0.87, 0.76  # of the other publishers' rows in a band; 80 % of a left out one's
 MOST_GAIN = SPEED["low_precision"].high  # twice the peak, less scaling
 Band = tuple[float, float]
 BARE = (
@@ -125,8 +127,8 @@ def guesses_of_speed(rows: Iterable[Row], sets: Sets) -> list[Guess]:
 
 
 def calibrated(guesses: Sequence[Guess], runs: int = 3) -> list[Guess]:
-    """The rest of each publisher's rows after its predictions are multiplied by the median ratio of ``runs``
-    of them, spread evenly over the list: what ``plan --calibrate`` does.
+    """The rest of each publisher's rows after ``plan --calibrate`` on ``runs`` of them, spread over the
+    list: it corrects the cards that they ran on.
     """
     found = []
     for name in {publisher(g.row) for g in guesses}:
@@ -134,8 +136,13 @@ def calibrated(guesses: Sequence[Guess], runs: int = 3) -> list[Guess]:
         if len(own) < ENOUGH_ROWS:
             continue
         seen = own[:: max(1, len(own) // runs)][:runs]
-        factor = sorted(g.ratio for g in seen)[runs // 2]
-        found += [Guess(g.row, g.measured, factor * g.predicted) for g in own if g not in seen]
+        for card in {g.row.work.machine.name for g in own}:
+            factor = factor_of(g.ratio for g in seen if g.row.work.machine.name == card)
+            found += [
+                Guess(g.row, g.measured, factor * g.predicted)
+                for g in own
+                if g not in seen and g.row.work.machine.name == card
+            ]
     return found
 
 

@@ -61,6 +61,7 @@ class SpeedCoefficients:
     link_outside: float  # and between nodes
     link_fall: float  # inter-node bandwidth falls with this power of the number of nodes
     hop: float  # latency of a ring step between nodes, relative to NCCL's
+    message: float  # MiB of gradients (or of the weights they update) in a collective
     overlap: float  # share of compute time that hides communication
     zero_overlap: float  # factor on it under ZeRO-1 and ZeRO-2
     overlap_slow: float  # slowdown of compute, as a share of hidden communication

@@ -66,9 +66,9 @@ class SiteCoefficients:
     @staticmethod
     def of(card: str, runs: Sequence[MeasuredRun], written: str) -> SiteCoefficients:
         """Fit both factors: the mean ratio in logarithms, with the plan's own coefficients as half a run."""
-        memory = _factor(run.entry.memory_ratio for run in runs)
+        memory = factor_of(run.entry.memory_ratio for run in runs)
         return SiteCoefficients(
-            card, memory, 1 / _factor(run.entry.speed_ratio for run in runs), written, tuple(runs)
+            card, memory, 1 / factor_of(run.entry.speed_ratio for run in runs), written, tuple(runs)
         )
 
     def source(self, version: str) -> str:
@@ -84,7 +84,8 @@ class _CalibrationFile:
     cards: tuple[SiteCoefficients, ...]
 
 
-def _factor(ratios: Iterable[float | None]) -> float:
+def factor_of(ratios: Iterable[float | None]) -> float:
+    """Return the factor that measured / predicted ``ratios`` teach; 1 without any."""
     logs = [math.log(ratio) for ratio in ratios if ratio]
     low, high = BOUNDS
     return min(high, max(low, math.exp(sum(logs) / (len(logs) + PRIOR)))) if logs else 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from paceline.plan.cost.coefficients import SpeedCoefficients
@@ -13,6 +14,11 @@ from paceline.plan.workload.step_spec import ATTENTION_SHARE, Machine, StageSize
 # it to 12), each 3.4 µs at least, however little it computes (A. Gray, "Getting Started with CUDA Graphs",
 # NVIDIA 2019).
 GRAPH_LAYER = 12 * 3.4e-6
+
+
+# Attention's forward and backward, in forwards: two products and five (arXiv:2307.08691, section 4.1); it has
+# no weights, so an adapter spares nothing.
+SCORE_PASSES = 3.5
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,8 @@ def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float
     passes = 2.0 if work.adapter else 2.0 + work.trained_part.share
     again = {"none": 0.0, "selective": c.selective_passes, "full": 1.0}[work.recompute]
     again = 1.0 if work.keeps else again
-    products, scores = (passes + (0.0 if kind in work.keeps else again) for kind in (MATMUL, ATTENTION))
+    products = passes + (0.0 if MATMUL in work.keeps else again)
+    scores = SCORE_PASSES + (0.0 if ATTENTION in work.keeps else again)
     passes += again
     layer = 2.0 * products * tokens * work.layer_matmul / tp
     attention = 2.0 * scores * tokens * 2 * shape.heads * shape.head_dim * work.seq_len / 2 / tp
@@ -274,14 +281,14 @@ def _reduce(work: StepSpec, c: SpeedCoefficients, parameters: float, compute: fl
     if work.adapter:
         parameters = work.adapter.trained / work.shape.num_parameters * parameters
     parameters *= work.trained_part.share
-    seconds = 0.0
+    seconds, message = 0.0, c.message * 2**20
     each = gradient_bytes(work)
     # Replicated weights: reduce-scatter gradients, then all-gather gradients or (ZeRO-1, 2) weights.
     if work.zero < 3 and work.dp * work.cp > 1:
         group = Group(work.dp * work.cp, work.tp)
-        scatter = pass_time(group, each * parameters, work.machine, c)
+        scatter = pass_time(group, each * parameters, work.machine, c, message)
         averaged_whole = not work.zero or work.storage.sent > 0
-        again = pass_time(group, (each if averaged_whole else 2.0) * parameters, work.machine, c)
+        again = pass_time(group, (each if averaged_whole else 2.0) * parameters, work.machine, c, message)
         times = work.accumulation if work.zero == 2 else 1
         hidden = c.overlap * compute * (2 / 3) * times
         if not averaged_whole:
@@ -290,10 +297,10 @@ def _reduce(work: StepSpec, c: SpeedCoefficients, parameters: float, compute: fl
         else:
             seconds += max(c.never_hidden * (scatter + again), scatter + again - hidden)
         if work.storage.sent:
-            seconds += pass_time(group, work.storage.sent * parameters, work.machine, c)
+            seconds += pass_time(group, work.storage.sent * parameters, work.machine, c, message)
     elif work.zero == 3 and work.dp * work.cp > work.sharers:
         replicas = Group(work.dp * work.cp // work.sharers, work.tp * work.sharers)
-        replicated = 2 * pass_time(replicas, each * parameters / work.sharers, work.machine, c)
+        replicated = 2 * pass_time(replicas, each * parameters / work.sharers, work.machine, c, message)
         left = (1 - c.overlap) * compute  # by the gathers
         seconds += max(c.never_hidden * replicated, replicated - left)
     return seconds
@@ -423,8 +430,13 @@ def latency(group: Group, machine: Machine, c: SpeedCoefficients) -> float:
     return 8.4e-6 + (group.size - nodes) * 3.4e-6 + (nodes - 1) * 14e-6 * c.hop
 
 
-def pass_time(group: Group, count: float, machine: Machine, c: SpeedCoefficients) -> float:
-    """Return the seconds of one all-gather or reduce-scatter of ``count`` bytes (the whole tensor)."""
+def pass_time(
+    group: Group, count: float, machine: Machine, c: SpeedCoefficients, message: float = math.inf
+) -> float:
+    """Return the seconds of one all-gather or reduce-scatter of ``count`` bytes (the whole tensor), which are
+    sent in messages of ``message`` bytes, each with its latency.
+    """
     if group.size <= 1:
         return 0.0
-    return latency(group, machine, c) + count * (group.size - 1) / group.size / bandwidth(group, machine, c)
+    waits = max(1.0, count / message) * latency(group, machine, c)
+    return waits + count * (group.size - 1) / group.size / bandwidth(group, machine, c)

@@ -216,6 +216,7 @@ class StepSpec:
     flash: bool = True
     scores: bool = False  # all scores of a document are kept (``kernels.keeps_scores``)
     fused_loss: bool = False
+    half_loss: bool = False  # logits and loss stay in 16 bits, as without autocast
     compiled: bool = False
     sequence_parallel: bool = True
     stages_a_rank: int = 1

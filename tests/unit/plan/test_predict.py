@@ -157,6 +157,32 @@ def test_zero_three_gathers_in_every_micro_batch_and_zero_one_once() -> None:
         assert (eight > 4 * one) is grows
 
 
+def test_gradients_travel_in_messages_that_each_wait() -> None:
+    """On links so wide that only waiting is left: two passes in 400 MiB each, and half the model half as
+    often.
+    """
+    far = replace(cluster_of("64xH100").machine, inside=1e18, outside=1e18)
+    one, two = (work(machine=far, dp=64, tp=tp, sequence_parallel=False) for tp in (1, 2))
+    waits = 2 * 4.0 * one.largest_stage / (S.message * 2**20) * latency(Group(64, 1), far, S)
+    never_hidden = speed_of(one, replace(S, overlap=0.0)).data_parallel
+    assert never_hidden == pytest.approx(waits, rel=1e-4)
+    assert speed_of(two, replace(S, overlap=0.0)).data_parallel < never_hidden
+
+
+def test_attention_has_no_weights_so_adapters_spare_none_of_it() -> None:
+    """A row twice as long, half as many of them: only attention's FLOPs grow, by as much with an adapter."""
+    grown = []
+    for adapter in (None, AdapterSize(1)):
+        short, long = (work(seq_len=n, micro_batch=2**17 // n, adapter=adapter) for n in (2**16, 2**17))
+        grown.append(speed_of(long, S).compute - speed_of(short, S).compute)
+    assert grown[0] == pytest.approx(grown[1], rel=1e-3)
+    machine, shape = work().machine, work().shape
+    forward = 2.0 * 2**17 * shape.heads * shape.head_dim * 2**16 * shape.layers
+    assert grown[0] == pytest.approx(
+        3.5 * forward / (machine.flops * machine.attention * S.attention), rel=1e-3
+    )
+
+
 def test_weights_that_are_sent_again_after_whole_gradients_cost_one_more_pass() -> None:
     """On a link so slow that nothing is hidden: two passes of the gradients, as DDP's, and one of the fp32
     weights.
@@ -165,7 +191,7 @@ def test_weights_that_are_sent_again_after_whole_gradients_cost_one_more_pass() 
     whole = speed_of(work(machine=slow), S).data_parallel
     sent = speed_of(work(zero=1, machine=slow, storage=Storage(sent=4.0)), S).data_parallel
     count = work().shape.num_parameters
-    assert sent - whole == pytest.approx(pass_time(Group(8, 1), 4.0 * count, slow, S))
+    assert sent - whole == pytest.approx(pass_time(Group(8, 1), 4.0 * count, slow, S, S.message * 2**20))
 
 
 def test_muon_counts_its_iterations_and_gathers() -> None:

@@ -67,8 +67,8 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
             moving = gathered + working + images
     # Context, fragmentation, other models, and a safety share on top of everything but those models.
     overhead = (c.overhead + (c.communicators if work.world > 1 else 0.0)) * 2**30 * work.machine.context
-    fragments = (c.fragments + work.outgrown) * moving + c.segments * _segments(work) * layer_sum * slots
-    fragments += c.states_slack * (parameters + gradients)
+    fragments = c.fragments * moving + work.outgrown * (moving - layer_sum * slots)
+    fragments += c.segments * _segments(work) * layer_sum * slots + c.states_slack * (parameters + gradients)
     others = work.trained_models * (parameters + gradients + optimizer)
     others += (
         work.frozen_models
@@ -386,7 +386,7 @@ def _logits(work: StepSpec, c: MemoryCoefficients) -> float:
         return head_chunks(work) + head_kept(work)
     if work.fused_loss:
         return c.fused_logits * 2**30
-    return c.logits * work.tokens * work.shape.vocab / work.tp
+    return c.logits / (2 if work.half_loss else 1) * work.tokens * work.shape.vocab / work.tp
 
 
 def head_kept(work: StepSpec) -> float:
