@@ -5,6 +5,7 @@ merged export, ``generate`` and Transformers end there, through the program.
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,47 @@ from tests.unit.checkpoint.generated_bases import FIRST, make_base
 
 pytestmark = [pytest.mark.integration]
 REWARDS = [{"name": "length", "options": {"target": 4}}]
-STOPS = [FIRST + 1, FIRST, 65]
+CASE = Path(__file__).resolve().parents[3] / "shared/cases/turn3/stop_tokens/make_base.py"
 
 
+def generated(base: Path, tokenizer: Path) -> list[int]:
+    """Write a base with chat templates in a folder of their own; return its stop tokens, the last it writes."""
+    from transformers import GenerationConfig
+
+    stops = [FIRST + 1, FIRST, 65]
+    make_base(base, seed=3, writes=stops[-1])
+    GenerationConfig(eos_token_id=stops).save_pretrained(base)
+    return stops
+
+
+def shared(base: Path, tokenizer: Path) -> list[int]:
+    """Write the base of ../shared/cases; return its stop tokens, the last it writes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", [str(CASE), str(base), str(tokenizer)])
+        runpy.run_path(str(CASE))
+    return [2, 0, 50]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [generated, pytest.param(shared, marks=pytest.mark.skipif(not CASE.is_file(), reason="no ../shared"))],
+)
 def test_answers_end_at_every_stop_token_of_the_base(
-    tiny: Callable[..., dict[str, Any]], paceline: Callable[..., Run], tmp_path: Path
+    write: Callable[[Path, Path], list[int]],
+    tiny: Callable[..., dict[str, Any]],
+    paceline: Callable[..., Run],
+    tokenizer_dir: Path,
+    tmp_path: Path,
 ) -> None:
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    pytest.importorskip("starlette")
+    from starlette.testclient import TestClient
+
+    from paceline.evaluation.serve import front, load
 
     base = tmp_path / "base"
-    make_base(base, seed=3, writes=65)  # chat templates in a folder of their own
-    GenerationConfig(eos_token_id=STOPS).save_pretrained(base)
+    stops = write(base, tokenizer_dir)
     rows = [{"prompt": f"say red {i}", "answer": "red"} for i in range(4)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = tiny(
@@ -51,16 +82,17 @@ def test_answers_end_at_every_stop_token_of_the_base(
     done = paceline("export", str(run.root), "--to", str(tmp_path / "out"), "--merge")
     assert done.code == 0, done.err
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert set(STOPS) <= set(model.generation_config.eos_token_id)
-    assert model.generate(torch.tensor([[7, 8]]), max_new_tokens=16, do_sample=False)[0, 2:].tolist() == [65]
-    said = paceline(
-        "generate",
-        str(run.root),
-        "--data",
-        str(tmp_path / "prompts.jsonl"),
-        "--to",
-        str(tmp_path / "a.jsonl"),
-    )
-    assert said.code == 0, said.err
-    answers = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    assert len(answers) == len(rows) and "AA" not in json.dumps(answers)
+    assert set(stops) <= set(model.generation_config.eos_token_id)
+    assert model.generate(torch.tensor([[7, 8]]), max_new_tokens=16, do_sample=False)[0, 2:].tolist() == stops[-1:]
+    to = tmp_path / "a.jsonl"
+    done = paceline("generate", str(run.root), "--data", str(tmp_path / "prompts.jsonl"), "--to", str(to))
+    assert done.code == 0, done.err
+    answers = [json.loads(line) for line in to.read_text().splitlines()]
+    letter = AutoTokenizer.from_pretrained(base).decode(stops[-1])
+    assert len(answers) == len(rows) and 2 * letter not in json.dumps(answers)
+    with TestClient(front(load(tmp_path / "out", "mine", "float32"), "the-key")) as client:
+        client.base_url = "http://127.0.0.1"  # type: ignore[assignment]
+        asked = {"messages": [{"role": "user", "content": "say red"}]}
+        served = client.post("/v1/chat/completions", json=asked, headers={"authorization": "Bearer the-key"})
+    (choice,) = served.json()["choices"]
+    assert served.json()["usage"]["completion_tokens"] == 1 and choice["finish_reason"] == "stop"
