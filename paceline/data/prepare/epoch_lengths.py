@@ -17,6 +17,7 @@ from paceline.data.data_order import epoch_bins, epoch_documents
 from paceline.data.dataset_store import Store
 from paceline.data.prepare.prepare import key_of, opened, sets_of, setup_of
 from paceline.data.rows.kinds.base import row_kind
+from paceline.data.token_table import TokenTable
 from paceline.launch.program import program
 from paceline.plan.algorithms.spec import algorithm_spec
 
@@ -25,35 +26,42 @@ IN_PASSING = 64_000_000  # bytes that can be hashed in a tenth of a second
 
 def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
     """Return (rows, tokens) of the first epoch as in training, packed if training packs; None if unknown."""
-    data, model, training = config.data, config.model, config.training
+    model, spec = config.model, algorithm_spec(config.training.algorithm)
     folder = model.tokenizer or model.name_or_path
-    spec = algorithm_spec(training.algorithm)
     if not spec.measured or not folder or not Path(folder).expanduser().is_dir():
         return None
+    table = cached_train(config, cache)
+    if table is None:
+        return None
+    return rows_and_tokens(config, table, packing=config.data.packing and spec.generation(config.training) is None)
+
+
+def cached_train(config: Config, cache: Path) -> TokenTable | None:
+    """Return the prepared training data; None if there are none, or hub data or large files to look through."""
+    data, model, training = config.data, config.model, config.training
     try:
-        # Give up on anything slow: hub data sets, large files.
         train, held_out = sets_of(data)
         files = [f for s in (*train, *held_out) for f in s.located.files]
         hub = any(s.located.kind == "hub" for s in (*train, *held_out))
         if hub or sum(f.stat().st_size for f in files) > IN_PASSING:
             return None
-        setup = setup_of(data, model, row_kind(spec.rows))
+        setup = setup_of(data, model, row_kind(algorithm_spec(training.algorithm).rows))
         store, seed = Store(cache), training.seed if data.seed is None else data.seed
         key = key_of(data, setup, train, held_out, seed, cache)
         meta, _ = store.find(key)
-        if meta is None:
-            return None
-        # Only a data set that is already prepared has known lengths.
-        table = opened(store, key, meta, data, from_cache=True).train
+        return None if meta is None else opened(store, key, meta, data, from_cache=True).train
     except (DataError, OSError):
         return None
+
+
+def rows_and_tokens(config: Config, table: TokenTable, *, packing: bool) -> tuple[int, int]:
+    """Return (rows, tokens) of the first epoch of prepared training data."""
+    training = config.training
     order = training.seed if training.data_seed is None else training.data_seed
-    documents = epoch_documents(table.dataset, table.weights, order, 0)
-    packing = data.packing and spec.generation(training) is None
-    bins = epoch_bins(
-        documents, table.lengths, seq_len=data.max_length, packing=packing, seed=order, epoch=0, shuffle=False
-    )
-    return len(bins), int(table.lengths[documents].sum())
+    lengths, room = table.group_lengths, table.room(config.data.max_length)
+    groups = epoch_documents(table.group_dataset, table.weights, order, 0)
+    bins = epoch_bins(groups, lengths, seq_len=room, packing=packing, seed=order, epoch=0, shuffle=False)
+    return len(bins), int(lengths[groups].sum())
 
 
 @program

@@ -9,7 +9,6 @@ What the first pictures of a job's rows cost: their sizes, and the tokens by whi
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,7 +29,6 @@ from paceline.data.chat_template.template_texts import rendered
 from paceline.data.images.decide import sees_pictures, settings_of
 from paceline.data.preflight.chat_template import Described, describe, other_template, unopened_answers
 from paceline.data.preflight.check_sets import (
-    check_feeds,
     first_examples,
     look_at_sets,
     look_at_tokenizer,
@@ -60,6 +58,7 @@ from paceline.training.preflight.class_counts import (
 )
 from paceline.training.preflight.generation_servers import Needs, check_judge, check_servers
 from paceline.training.preflight.named_models import check_reward_folder
+from paceline.training.preflight.row_counts import enough_rows
 from paceline.training.preflight.weight_ways import SentPolicy
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def check_inputs(config: Config, environ: Mapping[str, str], plan: Plan | None =
         lambda: [*of_data, *look_at_tokenizer(config.model, formats, reading_of(config).kind)],
         lambda: () if spec.scalar_head else unopened_answers(config.model, formats),
         lambda: _labels(config),
-        lambda: _enough_rows(config, plan),
+        lambda: enough_rows(config, plan, reading_of(config)),
         lambda: _own_answers(config),
         lambda: _eval_generate(config),
         lambda: _rollout(config, environ, plan),
@@ -216,28 +215,6 @@ def _labels(config: Config) -> Iterator[Diagnostic]:
     yield from spec.check_documents(config.training, columns, [e.text for e in first.examples])
     if first.whole:
         yield from reading.kind.unlearnable(columns, "data.train")
-
-
-def _enough_rows(config: Config, plan: Plan | None) -> Iterable[Diagnostic]:
-    """Check that there is a row for each data-parallel rank and, with ``dataloader_drop_last``, for a step.
-
-    Only if all rows are read here: packing never adds rows, a weight repeats them.
-    """
-    reading, training = reading_of(config), config.training
-    if plan is None or algorithm_spec(training.algorithm).on_policy:
-        return ()
-    try:
-        first = first_examples(config.data, reading, "data.train")
-    except DataError:
-        return ()  # reported with the data sets
-    if not first.whole or not first.examples:
-        return ()
-    rows = len(first.examples) * math.ceil(max(section.weight for section in config.data.train))
-    batch = plan.batch
-    findings = check_feeds(rows, batch.data_parallel_size)
-    if not findings and training.dataloader_drop_last and rows < batch.global_batch:
-        return [codes.TRAINING_NO_STEPS("training.dataloader_drop_last", f"{rows} rows; {batch}")]
-    return findings
 
 
 def _own_answers(config: Config) -> Iterator[Diagnostic]:

@@ -25,6 +25,7 @@ from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.needs_trial import MODEL, TOKENIZER
 from paceline.plan.plan import Plan
 from paceline.training.preflight.named_models import check_reward_model, check_tokens
+from paceline.training.preflight.row_counts import enough_packed_rows, may_pack_too_few
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,6 +49,8 @@ def open_questions(config: Config, plan: Plan | None, formats: Set[str]) -> dict
     reasons, questions = unsettled(folder, config.model, formats, learns_answers=learns), dict[str, str]()
     if any(doubtful_sets(config.data, config.model, reading)):
         reasons.append("rows that data.max_length may leave out")
+    if plan is not None and may_pack_too_few(config, plan):
+        reasons.append("whether packed rows are enough for every rank")
     model = config.model
     adds = model.add_tokens or model.add_special_tokens or model.special_tokens
     for reader in readers_of(config):
@@ -87,10 +90,10 @@ def readers_of(config: Config) -> list[Reader]:
     ]
 
 
-def try_tokenizer(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
+def try_tokenizer(config: Config, plan: Plan | None, formats: Set[str]) -> Iterator[Diagnostic]:
     """Yield the warnings and refusals of the preparation before it reads rows; rows have ``formats``.
 
-    Also yield the rows that ``data.max_length`` would refuse.
+    Also yield the rows that ``data.max_length`` would refuse, and packed rows that are too few for the ranks.
     """
     key = "model.tokenizer" if config.model.tokenizer else "model.name_or_path"
     for part in (_rendering, _judging):
@@ -104,6 +107,8 @@ def try_tokenizer(config: Config, formats: Set[str]) -> Iterator[Diagnostic]:
             return
     setup, *_ = _settled(config, formats)
     yield from lost_rows(setup, config.data, list(doubtful_sets(config.data, config.model, setup.reading)))
+    if plan is not None and may_pack_too_few(config, plan):
+        yield from enough_packed_rows(config, plan)
 
 
 def _settled(config: Config, formats: Set[str]) -> tuple[Setup, PreTrainedTokenizerBase, list[Diagnostic]]:

@@ -134,7 +134,7 @@ def try_part(
         EXPORTERS: _exporters,
         COMPILE: _compile,
         MODEL: _model,
-        TOKENIZER: lambda config, plan: _tokenizer(config, formats),
+        TOKENIZER: lambda config, plan: _tokenizer(config, plan, formats),
     }
     try:
         return list(tries[name](config, plan))
@@ -262,10 +262,10 @@ def _compile(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:
         )
 
 
-def _tokenizer(config: Config, formats: frozenset[str]) -> Iterator[Diagnostic]:
+def _tokenizer(config: Config, plan: Plan | None, formats: frozenset[str]) -> Iterator[Diagnostic]:
     from paceline.training.preflight.tokenizer import try_tokenizer
 
-    yield from try_tokenizer(config, formats)
+    yield from try_tokenizer(config, plan, formats)
 
 
 def _model(config: Config, plan: Plan | None) -> Iterator[Diagnostic]:

@@ -1,7 +1,7 @@
 """Put the generated requests to a real vLLM server and write down its answers.
 
-``python tests/peers/vllm/record.py`` writes recorded.json and recorded_settings.json anew, ``… weights``
-recorded_weights.json: what a server answers that is sent weights.
+``python tests/peers/vllm/record.py`` writes recorded.json anew, ``… weights`` recorded_settings.json and
+recorded_weights.json: what a server says of itself and answers that takes the weights of rollouts.
 PACELINE_VLLM_PYTHON names the interpreter of an environment with vLLM 0.32 for CPUs; without it one is made.
 """
 
@@ -28,10 +28,14 @@ import vllm_asked  # noqa: E402
 import weights_asked  # noqa: E402
 from ask import FOLDER  # noqa: E402
 
+SEED = 36
 RECORDED, SETTINGS = HERE / "recorded.json", HERE / "recorded_settings.json"
 WEIGHTS = HERE / "recorded_weights.json"
-# takes weights by every way; Paceline's engine is registered by an entry point on PYTHONPATH
+# Answers rollouts and takes their weights by every way; Paceline's engine is registered by an entry point on
+# PYTHONPATH
 TAKES_WEIGHTS = (
+    "--logprobs-mode",
+    "processed_logprobs",
     "--enable-lora",
     "--max-lora-rank",
     "8",
@@ -73,8 +77,7 @@ def vllm_process(folder: Path, model: Path, port: int, *arguments: str) -> Itera
     path = f"{plugin.parent}{os.pathsep}{HERE.parents[2]}"
     argv = [interpreter(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     argv += ["--served-model-name", "mine", "--host", "127.0.0.1", "--port", str(port)]
-    argv += ["--max-model-len", str(vllm_asked.POSITIONS), "--block-size", "32", "--enforce-eager"]
-    argv += ["--logprobs-mode", "processed_logprobs", *arguments]
+    argv += ["--max-model-len", str(vllm_asked.POSITIONS), "--block-size", "32", "--enforce-eager", *arguments]
     log_file = folder / f"{port}.log"
     with open(log_file, "a") as log:
         variables = {**os.environ, **VARIABLES, "PYTHONPATH": path}
@@ -182,7 +185,7 @@ def of_weights(url: str, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the answers of a seed and what the server says of itself, or its answers about weights."""
+    """Write the answers of a seed, or what a server of rollouts says of itself and of weights."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         model = vllm_asked.write_model(folder / "mine")
@@ -190,10 +193,10 @@ def main() -> None:
             weights_asked.write_adapters(folder)
             with real_vllm(folder, model, *TAKES_WEIGHTS) as url:
                 WEIGHTS.write_text(json.dumps(of_weights(url, folder), indent=1) + "\n", encoding="utf-8")
+                SETTINGS.write_text(json.dumps(settings(url), indent=1) + "\n", encoding="utf-8")
             return
         with real_vllm(folder, model) as url:
-            rows = recorded(url, 36)
-            SETTINGS.write_text(json.dumps(settings(url), indent=1) + "\n", encoding="utf-8")
+            rows = recorded(url, SEED)
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     RECORDED.write_text(f'{{"answers": [\n{lines}\n]}}\n', encoding="utf-8")
 

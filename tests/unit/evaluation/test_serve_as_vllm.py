@@ -14,7 +14,7 @@ import pytest
 from support import ROOT
 
 sys.path.insert(0, str(ROOT / "tests/peers/vllm"))
-from record import real_vllm, recorded  # noqa: E402
+from record import SEED, real_vllm, recorded  # noqa: E402
 from vllm_asked import CHAT, RESPONSES, TEXT, TOOL, write_model  # noqa: E402
 
 pytest.importorskip("starlette")
@@ -193,6 +193,13 @@ def test_other_requests_are_answered_as_a_real_vllm_answers_them(
     folder = tmp_path_factory.mktemp("real")
     with real_vllm(folder, write_model(folder / "mine")) as url:
         rows = [row for seed in range(1, 6) for row in recorded(url, seed)]
+        again = recorded(url, SEED)
+    changed = [
+        f"{one}   <- {row['path']} {row.get('body', row.get('content'))}"
+        for row, fresh in zip(RECORDED["answers"], again, strict=True)
+        for one in found(row, fresh["status"], fresh.get("events", fresh.get("answer")))
+    ]
+    assert not changed, "the recorded answers are others than vLLM's:\n" + "\n".join(changed)
     wrong, _ = compared(client, rows)
     assert not wrong, f"{len(wrong)} of {len(rows)} differ:\n" + "\n".join(wrong)
     assert len(rows) > 1000
