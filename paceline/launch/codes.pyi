@@ -94,16 +94,6 @@ class _LAUNCH_PORT_IN_USE(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
-class _LAUNCH_PORT_RANGE(CodeName):
-    def __call__(
-        self,
-        where: str = "",
-        found: str = "",
-        *,
-        severity: Severity = ...,
-        evidence: Mapping[str, object] | None = None,
-    ) -> Diagnostic: ...
-
 class _LAUNCH_RANK_ALONE(CodeName):
     def __call__(
         self,
@@ -504,7 +494,6 @@ LAUNCH_NCCL_TIMEOUT: Code
 LAUNCH_NODE_RANK: _LAUNCH_NODE_RANK
 LAUNCH_ONE_PROCESS: Code
 LAUNCH_PORT_IN_USE: _LAUNCH_PORT_IN_USE
-LAUNCH_PORT_RANGE: _LAUNCH_PORT_RANGE
 LAUNCH_RANK_ALONE: _LAUNCH_RANK_ALONE
 LAUNCH_RENDEZVOUS: _LAUNCH_RENDEZVOUS
 LAUNCH_START: _LAUNCH_START

@@ -28,11 +28,9 @@ _OPTION = "--master-addr"
 def resolve_port(cluster: Cluster) -> Cluster:
     """Return ``cluster`` with a usable port; one node without a port (or with 0) gets a free one.
 
-    Raises ConfigError if the port is in use or out of range.
+    Raises ConfigError if the port is in use.
     """
     port = cluster.master_port or (free_port() if cluster.num_nodes == 1 else DEFAULT_PORT)
-    if not 1 <= port <= 65535:
-        raise ConfigError(codes.LAUNCH_PORT_RANGE("launch.master_port", str(port)))
     is_given = cluster.master_port or cluster.num_nodes > 1
     if is_given and cluster.node_rank == 0 and not port_is_free(port):
         everywhere = "" if cluster.num_nodes == 1 else " on every node"

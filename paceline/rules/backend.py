@@ -173,10 +173,8 @@ def xla(c: Context) -> Iterator[Diagnostic]:
 
 
 def launch(c: Context) -> Iterator[Diagnostic]:
-    """back.master_port_range, back.node_rank, back.multi_node_port"""
+    """back.node_rank, back.multi_node_port"""
     section = c.config.launch
-    if section.master_port is not None and not 0 <= section.master_port <= 65535:
-        yield c.at(codes.BACK_MASTER_PORT_RANGE(), "launch.master_port")
     if section.node_rank >= section.nnodes:
         yield c.at(codes.BACK_NODE_RANK(last=section.nnodes - 1), "launch.node_rank", "launch.nnodes")
     if section.nnodes > 1 and section.master_port is None and c.starting:

@@ -557,16 +557,6 @@ class _BACK_NOT_BUILT(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
-class _BACK_MASTER_PORT_RANGE(CodeName):
-    def __call__(
-        self,
-        where: str = "",
-        found: str = "",
-        *,
-        severity: Severity = ...,
-        evidence: Mapping[str, object] | None = None,
-    ) -> Diagnostic: ...
-
 class _BACK_NODE_RANK(CodeName):
     def __call__(
         self,
@@ -1264,7 +1254,6 @@ BACK_ONE_PROCESS: _BACK_ONE_PROCESS
 BACK_FSDP_SINGLE: _BACK_FSDP_SINGLE
 BACK_NCCL_CPU: _BACK_NCCL_CPU
 BACK_NOT_BUILT: _BACK_NOT_BUILT
-BACK_MASTER_PORT_RANGE: _BACK_MASTER_PORT_RANGE
 BACK_NODE_RANK: _BACK_NODE_RANK
 BACK_MULTI_NODE_PORT: _BACK_MULTI_NODE_PORT
 DEVICE_FLOAT64: _DEVICE_FLOAT64

@@ -24,7 +24,7 @@ CASE = Path(__file__).resolve().parents[3] / "shared/cases/turn3/stop_tokens/mak
 
 
 def generated(base: Path, tokenizer: Path) -> list[int]:
-    """Write a base with chat templates in a folder of their own; return its stop tokens, the last it writes."""
+    """Write a base with chat templates in a folder; return its stop tokens, the last of which it writes."""
     from transformers import GenerationConfig
 
     stops = [FIRST + 1, FIRST, 65]
@@ -83,7 +83,10 @@ def test_answers_end_at_every_stop_token_of_the_base(
     assert done.code == 0, done.err
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert set(stops) <= set(model.generation_config.eos_token_id)
-    assert model.generate(torch.tensor([[7, 8]]), max_new_tokens=16, do_sample=False)[0, 2:].tolist() == stops[-1:]
+    assert (
+        model.generate(torch.tensor([[7, 8]]), max_new_tokens=16, do_sample=False)[0, 2:].tolist()
+        == stops[-1:]
+    )
     to = tmp_path / "a.jsonl"
     done = paceline("generate", str(run.root), "--data", str(tmp_path / "prompts.jsonl"), "--to", str(to))
     assert done.code == 0, done.err

@@ -179,7 +179,10 @@ class LaunchSection(Section):
     node_rank: Int = Field(default=0, ge=0, description="Rank of this node.")
     master_addr: Text = Field(default="127.0.0.1", description="Address of node 0.")
     master_port: OptInt = Field(
-        default=None, description="Port on node 0; a free one is chosen when empty (one node only)."
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port on node 0; a free one is chosen when empty (one node only).",
     )
     allow_unsigned_store: Bool = Field(
         default=False,

@@ -33,11 +33,12 @@ def lengths_of(config: Config, cache: Path) -> tuple[int, int] | None:
     table = cached_train(config, cache)
     if table is None:
         return None
-    return rows_and_tokens(config, table, packing=config.data.packing and spec.generation(config.training) is None)
+    packing = config.data.packing and spec.generation(config.training) is None
+    return rows_and_tokens(config, table, packing=packing)
 
 
 def cached_train(config: Config, cache: Path) -> TokenTable | None:
-    """Return the prepared training data; None if there are none, or hub data or large files to look through."""
+    """Return the prepared training data; None if there are none, or from the hub or large files."""
     data, model, training = config.data, config.model, config.training
     try:
         train, held_out = sets_of(data)

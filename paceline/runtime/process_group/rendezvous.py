@@ -21,6 +21,7 @@ from paceline.launch.program import program
 from paceline.launch.run_secret import read_secret
 from paceline.runlog.redact import printable
 from paceline.runtime import codes
+from paceline.runtime.process_group.held_stderr import HeldStderr
 from paceline.runtime.process_group.refusal import (
     ALL_HERE,
     HEAR_SECONDS,
@@ -52,11 +53,12 @@ def connect_store(
     failed attempt's keys (as ``torch.distributed.rendezvous`` does for the process group's own keys). Raises
     PacelineError (``runtime.port_in_use``, ``runtime.rendezvous``).
     """
-    host = may_host and env.hosts_store
+    host, stderr = may_host and env.hosts_store, HeldStderr()
 
     def connect(seconds: float) -> dist.Store:
         if not host:
             seconds = _await_port(env.meeting_host, env.master_port, seconds)
+            stderr.hold()
         store = dist.TCPStore(
             env.meeting_host,
             env.master_port,
@@ -70,6 +72,7 @@ def connect_store(
         return store
 
     def report(waited: float) -> None:
+        stderr.release()
         address = f"{env.meeting_host}:{env.master_port}"
         _report(env, f"rank 0, which does not answer at {address}", waited, timeout_seconds)
 
@@ -81,6 +84,8 @@ def connect_store(
         )
     except (RuntimeError, ValueError, OSError) as exc:  # TimeoutError is an OSError
         raise _store_error(exc, env, host) from exc
+    finally:
+        stderr.release()
     return dist.PrefixStore(env.store_prefix, store)
 
 

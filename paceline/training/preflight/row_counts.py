@@ -49,7 +49,9 @@ def _fed(config: Config, plan: Plan, rows: int) -> list[Diagnostic]:
 
 def may_pack_too_few(config: Config, plan: Plan) -> bool:
     """Return whether so few bytes of text are packed that a rank may get no row of it."""
-    needed = plan.batch.global_batch if config.training.dataloader_drop_last else plan.batch.data_parallel_size
+    needed = (
+        plan.batch.global_batch if config.training.dataloader_drop_last else plan.batch.data_parallel_size
+    )
     if not plan.packing or plan.vision or needed == 1:
         return False
     weight = max(section.weight for section in config.data.train)
@@ -81,10 +83,8 @@ def enough_packed_rows(config: Config, plan: Plan) -> Iterable[Diagnostic]:
         return _fed(config, plan, rows_and_tokens(config, table, packing=True)[0])
     if (_size(config) or 0) > _PREPARED:
         return ()  # the preparation counts them
-    seed, kind = (
-        training.seed if data.seed is None else data.seed,
-        row_kind(algorithm_spec(training.algorithm).rows),
-    )
+    seed = training.seed if data.seed is None else data.seed
+    kind = row_kind(algorithm_spec(training.algorithm).rows)
     one_process = data.model_copy(update={"num_proc": 1})
     with tempfile.TemporaryDirectory(prefix="paceline-rows-") as folder:
         try:

@@ -77,7 +77,14 @@ def vllm_process(folder: Path, model: Path, port: int, *arguments: str) -> Itera
     path = f"{plugin.parent}{os.pathsep}{HERE.parents[2]}"
     argv = [interpreter(), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     argv += ["--served-model-name", "mine", "--host", "127.0.0.1", "--port", str(port)]
-    argv += ["--max-model-len", str(vllm_asked.POSITIONS), "--block-size", "32", "--enforce-eager", *arguments]
+    argv += [
+        "--max-model-len",
+        str(vllm_asked.POSITIONS),
+        "--block-size",
+        "32",
+        "--enforce-eager",
+        *arguments,
+    ]
     log_file = folder / f"{port}.log"
     with open(log_file, "a") as log:
         variables = {**os.environ, **VARIABLES, "PYTHONPATH": path}

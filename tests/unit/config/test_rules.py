@@ -609,7 +609,6 @@ CASES = [
         starting=True,
         severity=WARNING,
     ),
-    case("back.master_port_range", {"launch.master_port": 70000}, {"launch.master_port": 29500}),
     case(
         "back.node_rank",
         {"launch.nnodes": 2, "launch.node_rank": 2},

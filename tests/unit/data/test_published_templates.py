@@ -117,7 +117,7 @@ class Opened:
         return chat, self.template.render_whole(chat)
 
     def thought(self) -> str:
-        """What the generation prompt opens for the model, which then does not write it: ``<think>``, also closed."""
+        """What the prompt opens for the model, which then does not write it: ``<think>``, also closed."""
         chat, _ = self.render(examples()["one turn"])
         try:
             prompt = self.template.render(chat._replace(messages=chat.messages[:1]), prompt=True)
@@ -204,7 +204,9 @@ def test_trls_own_marks_agree(templates: dict[str, str]) -> None:
             marks = {at for start, end in theirs.marks for at in range(start, end)}
             other = mine ^ {at for at in marks if not ours.text[at].isspace()}
             rest = "".join(ours.text[at] for at in sorted(other))
-            assert re.fullmatch(f"({'|'.join(filter(None, (allowed, given)))})*", rest), f"{name}, {shape}: {rest!r}"
+            assert re.fullmatch(f"({'|'.join(filter(None, (allowed, given)))})*", rest), (
+                f"{name}, {shape}: {rest!r}"
+            )
     assert compared > 400
 
 

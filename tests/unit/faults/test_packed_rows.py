@@ -22,8 +22,8 @@ from paceline.training.preflight import trial
 
 TOO_FEW = {"data.too_few_rows", "training.no_steps"}
 BRIEF = (
-    "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif"
-    " %}{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+    "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}a{% endif %}"
 )
 
 
@@ -39,7 +39,7 @@ def checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drawn(r: random.Random, path: Path) -> dict[str, Any]:
-    """A job of few short rows on several processes, with settings that change how many packed rows they are."""
+    """A job of few short rows on several processes: how many packed rows they are varies."""
     pairs = r.random() < 0.4
     rows: list[dict[str, str]] = []
     for number in range(r.randint(2, 30)):
@@ -78,7 +78,11 @@ def test_what_a_run_would_end_with_ends_the_plan(job: Job, checked_here: None, t
         source = PackedSource(
             made.train, seq_len=config.data.max_length, packing=True, seed=42, pad_token_id=made.pad_token_id
         )
-        rows, ranks, drops = source.num_rows(0), settings["launch.nproc"], settings["training.dataloader_drop_last"]
+        rows, ranks, drops = (
+            source.num_rows(0),
+            settings["launch.nproc"],
+            settings["training.dataloader_drop_last"],
+        )
         no_steps = {"training.no_steps"} if drops and rows < 2 * ranks else set()
         expected = {"data.too_few_rows"} if rows < ranks else no_steps
         # the rows before they are packed may be too few for a step as well

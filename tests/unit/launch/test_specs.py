@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from paceline.config.load import load_config
 from paceline.core.errors import ConfigError
 from paceline.launch import network
 from paceline.launch.launchers import accelerate_argv, deepspeed_argv, launcher_for
@@ -143,9 +144,16 @@ def test_a_port_in_use_is_named_with_the_next_free_one() -> None:
     assert port_is_free(port)
 
 
-def test_a_port_outside_the_range_is_refused() -> None:
-    with pytest.raises(ConfigError, match="65535"):
-        resolve_port(Cluster(2, master_port=70000))
+def test_a_port_outside_the_range_is_refused_once(tmp_path: Path) -> None:
+    for port in (-1, 65536, 70000):
+        file = tmp_path / "c.yaml"
+        file.write_text(
+            f"{{model: {{name_or_path: m}}, data: {{train: t}}, launch: {{master_port: {port}}}}}"
+        )
+        with pytest.raises(ConfigError) as caught:
+            load_config(str(file))
+        (found,) = caught.value.diagnostics
+        assert found.code == "config.value" and str(file) in found.where and str(port) in found.found
 
 
 def test_no_port_means_a_free_one_on_one_node_and_the_usual_one_on_several() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,30 @@ def test_an_address_of_one_interface_is_no_other_s() -> None:
             socket.create_connection(("127.0.0.1", port), timeout=5)
     finally:
         os.close(descriptor)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n" * 8, b""], ids=["http", "closes"])
+def test_another_program_at_the_port_is_one_named_error(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch writes a page of frames of C++; what others write meanwhile is kept."""
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    with server.accept()[0] as peer:
+                        os.write(2, b"a line of others\n")
+                        peer.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        with pytest.raises(PacelineError, match=r"runtime\.rendezvous"):
+            connect_store(env(1, server.getsockname()[1]), 1.5)
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    assert set(capfd.readouterr().err.splitlines()) == {"a line of others"}
 
 
 def test_an_address_of_no_interface_is_said_and_listened_for_everywhere(

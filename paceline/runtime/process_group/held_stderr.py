@@ -1,0 +1,58 @@
+"""Hold back what native code writes to stderr while torch connects: its stack traces are pages, and the error
+that follows names the cause.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import threading
+from typing import BinaryIO
+
+from paceline.launch.environment.device_variables import QUIET_TORCH
+from paceline.launch.environment.guide_variables import current
+
+_STDERR = 2
+_TRACE = re.compile(
+    rb"^\[[EW]\d[^\n]*\] \[c10d\] [^\n]*\n(?:(?:Exception raised from|frame #|<omitting) ?[^\n]*\n)*\n?", re.M
+)
+
+
+class HeldStderr:
+    """stderr as it is until ``hold``; ``release`` writes what was held, without c10d's lines.
+
+    Holds nothing where the user asks for torch's lines (``TORCH_CPP_LOG_LEVEL``).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # a connection that was given up may end at any time
+        self._held: BinaryIO | None = None
+        self._own = _STDERR
+
+    def hold(self) -> None:
+        """Hold back from now on."""
+        environ = current()
+        if any(environ.get(name) != level for name, level in QUIET_TORCH.items()):
+            return
+        with self._lock:
+            if self._held is None:
+                sys.stderr.flush()
+                self._own, self._held = os.dup(_STDERR), tempfile.TemporaryFile()  # noqa: SIM115  (closed by ``release``)
+                os.dup2(self._held.fileno(), _STDERR)
+
+    def release(self) -> None:
+        """Write what was held back, except for c10d's lines."""
+        with self._lock:
+            if self._held is None:
+                return
+            sys.stderr.flush()
+            os.dup2(self._own, _STDERR)
+            os.close(self._own)
+            self._held.seek(0)
+            rest = _TRACE.sub(b"", self._held.read())
+            self._held.close()
+            self._held = None
+        if rest:
+            os.write(_STDERR, rest)
