@@ -39,7 +39,8 @@ class HeldStderr:
         with self._lock:
             if self._held is None:
                 sys.stderr.flush()
-                self._own, self._held = os.dup(_STDERR), tempfile.TemporaryFile()  # noqa: SIM115  (closed by ``release``)
+                self._own = os.dup(_STDERR)
+                self._held = tempfile.TemporaryFile()  # noqa: SIM115  (closed by ``release``)
                 os.dup2(self._held.fileno(), _STDERR)
 
     def release(self) -> None:
@@ -54,5 +55,4 @@ class HeldStderr:
             rest = _TRACE.sub(b"", self._held.read())
             self._held.close()
             self._held = None
-        if rest:
-            os.write(_STDERR, rest)
+        print(rest.decode("utf-8", "replace"), end="", file=sys.stderr, flush=True)

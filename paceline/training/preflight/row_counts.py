@@ -5,7 +5,6 @@ for a step: by the rows as they are read, and as they are packed.
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +17,7 @@ from paceline.data.preflight.check_sets import check_feeds, first_examples, is_l
 from paceline.data.preflight.find_sets import find_sets
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
+from paceline.launch.environment.guide_variables import current
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.training import codes
@@ -77,7 +77,7 @@ def enough_packed_rows(config: Config, plan: Plan) -> Iterable[Diagnostic]:
     from paceline.data.prepare.prepare import prepare
 
     data, training = config.data, config.training
-    cache = Path(data.cache_dir or cache_folder(os.environ)).expanduser()
+    cache = Path(data.cache_dir or cache_folder(current())).expanduser()
     table = cached_train(config, cache) if (cache / "prepared").is_dir() else None
     if table is not None:
         return _fed(config, plan, rows_and_tokens(config, table, packing=True)[0])

@@ -118,9 +118,9 @@ class Opened:
 
     def thought(self) -> str:
         """What the prompt opens for the model, which then does not write it: ``<think>``, also closed."""
-        chat, _ = self.render(examples()["one turn"])
+        question = self.form.chat(Example(messages=examples()["one turn"].messages[:1]))
         try:
-            prompt = self.template.render(chat._replace(messages=chat.messages[:1]), prompt=True)
+            prompt = self.template.render(question, prompt=True)
         except RowError:
             return ""
         return "".join(re.findall(r"<think>\s*\Z|<think>\s*</think>\s*\Z", prompt)).replace("\n", "")
