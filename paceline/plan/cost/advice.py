@@ -49,9 +49,9 @@ def escalated(spec: SearchSpec, candidates: Sequence[Candidate]) -> tuple[Candid
 
 def advice(spec: SearchSpec, candidates: Sequence[Candidate], chosen: Candidate | None) -> list[str]:
     """Return advice in sentences: bottleneck, learning rate; or what would make it fit."""
+    lines = [*_positions(spec), *_experts(spec), *_host(spec, candidates if chosen is None else [chosen])]
     if chosen is None:
-        return [*_what_would_fit(spec, candidates), *_positions(spec), *_experts(spec)]
-    lines = [*_positions(spec), *_experts(spec)]
+        return [*_what_would_fit(spec, candidates), *lines]
     if spec.rows % spec.cluster.cards:
         near = " or ".join(map(str, near_rows(spec)))
         lines.append(
@@ -78,6 +78,17 @@ def _experts(spec: SearchSpec) -> list[str]:
     return [
         "mixtures of experts are published with expert parallelism, which Paceline lacks: tp_size spreads"
         " whole experts over ranks of a node that all see every token; else each card gathers all experts"
+    ]
+
+
+def _host(spec: SearchSpec, candidates: Sequence[Candidate]) -> list[str]:
+    machine = spec.cluster.machine
+    offloads = any(c.work.offload != "none" for c in candidates)
+    if machine.host_memory or not machine.assumed_host or not offloads:
+        return []
+    return [
+        f"{machine.assumed_host / 1e9:,.0f} GB of host memory a node are assumed for offload: name an instance,"
+        " or set host_memory_gb in a YAML for --hardware"
     ]
 
 

@@ -273,10 +273,7 @@ def predicted(layout: StrategyLayout, work: StepSpec, mesh: Mesh, spec: SearchSp
     stage, peak = worst_peak(work, memory_coefficients(work.system))
     memory_factor, time_factor = spec.corrections
     impossible = why_not_run(work) or why_not_start(work)
-    if not impossible and work.machine.host_memory and work.offload != "none":
-        need = host_bytes(work)
-        if need > work.machine.host_memory:
-            impossible = f"host memory {need / GIB:.0f} GiB of {work.machine.host_memory / GIB:.0f}"
+    impossible = impossible or ("" if spec.nvme else why_not_offload(work))
     return Candidate(
         layout,
         work,
@@ -341,6 +338,15 @@ def why_not_start(work: StepSpec) -> str:
             f" {readers} of its processes{many}"
         )
     return ""
+
+
+def why_not_offload(work: StepSpec) -> str:
+    """Return why a node's memory cannot hold what is offloaded, or what is assumed of it; else empty."""
+    known, assumed = work.machine.host_memory, work.machine.assumed_host
+    room, need = known or assumed, host_bytes(work)
+    if not room or need <= room:
+        return ""
+    return f"host memory {need / GIB:,.0f} GiB of {room / GIB:,.0f}{'' if known else ' assumed'}"
 
 
 def host_bytes(work: StepSpec) -> float:

@@ -57,6 +57,15 @@ def instances() -> Mapping[str, CloudInstance]:
 
 
 @cache
+def _host_memory_a_card() -> Mapping[str, float]:
+    """Return the most bytes of host memory a card that clouds sell with each card."""
+    most: dict[str, float] = {}
+    for row in instances().values():
+        most[row.card] = max(most.get(row.card, 0.0), row.host_memory_gb * 1e9 / row.cards)
+    return most
+
+
+@cache
 def _by_spelling() -> Mapping[str, CloudInstance]:
     return {_plain_name(word): row for row in instances().values() for word in (row.name, *row.aliases)}
 
@@ -76,6 +85,7 @@ def _plain_name(name: str) -> str:
 
 
 GIB = 2**30
+HOST_MEMORY = 256e9  # of a node whose card no cloud of the table sells: eight modules of 32 GB, or four of 64
 USABLE = 0.985  # share of the nominal memory, if what torch reports is unknown (80 GB A100: 79.15 GiB, 0.989)
 FULL_PRECISION = 0.5  # of the 16-bit peak: fp32 matmuls run on tensor cores as TF32 at best
 FIELDS = (
@@ -247,6 +257,8 @@ def _alike(part: str, text: str) -> AcceleratorCluster:
     if instance is None:
         card = card_named(match.group(2))
         machine, source = _whole_nodes(card.machine(), count), "the catalogue's data sheet"
+        sold = _host_memory_a_card().get(card.name, 0.0) * machine.node
+        machine = replace(machine, assumed_host=max(HOST_MEMORY, sold))
     else:
         card, count = cards()[instance.card], count * instance.cards
         machine = replace(
@@ -276,6 +288,7 @@ def _slowest(parts: list[AcceleratorCluster]) -> AcceleratorCluster:
         attention=min(m.attention for m in machines),
         host=min(m.host for m in machines),
         host_memory=min(host),  # 0: unknown
+        assumed_host=min(m.host_memory or m.assumed_host for m in machines),
     )
     return AcceleratorCluster(
         machine,

@@ -112,6 +112,7 @@ class Machine:
     reached: float = 0.0  # FLOP/s of the fastest measured matmul; 0: 0.8 of ``flops``
     host: float = 25e9  # bandwidth to host memory
     host_memory: float = 0.0  # bytes per node; 0: unknown
+    assumed_host: float = 0.0  # what it is taken for by offload if unknown; 0: for enough
     context: bool = True  # whether a CUDA context and communicators use part of ``memory``
     attention: float = ATTENTION_SHARE  # share of ``flops`` that FlashAttention 2 reaches
     domain: int = 0  # accelerators that ``inside`` links, where these are more than a node's; 0: a node's

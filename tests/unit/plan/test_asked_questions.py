@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from paceline.cli.planning import ALL_LINEAR
 from paceline.plan.cost.coefficients import spread
@@ -14,15 +19,20 @@ from paceline.plan.hardware.device_catalogue import cluster_of
 from paceline.plan.model.model_catalogue import model_shape
 from paceline.plan.plan import AdapterSpec, Quantization
 
+#: Models and hardware, what was published of them (bytes a card, tokens a second and card), and by whom
+QUESTIONS = json.loads(Path(__file__).with_name("asked_questions.json").read_text(encoding="utf-8"))
 
-def asked(model: str, hardware: str, lora: int = 0, bits: int = 0) -> Forecast:
+
+def asked(model: str, hardware: str, lora: int = 0, bits: int = 0, **sizes: int) -> Forecast:
     """The forecast as ``paceline plan --model … --hardware …`` makes it."""
     shape = model_shape(model)
     quantization = Quantization(bits) if bits else None
     adapter = (
         AdapterSpec(lora, 2.0 * lora, target_modules=ALL_LINEAR, quantization=quantization) if lora else None
     )
-    return forecast(model, SearchSpec(shape, cluster_of(hardware), adapter=adapter_work(shape, adapter)))
+    return forecast(
+        model, SearchSpec(shape, cluster_of(hardware), adapter=adapter_work(shape, adapter), **sizes)
+    )
 
 
 def taken(found: Forecast) -> Candidate:
@@ -34,40 +44,44 @@ def rate(c: Candidate) -> float:
     return c.work.step_tokens / c.step / c.work.world
 
 
-def test_seven_billion_parameters_with_offload_on_one_card() -> None:
-    found = asked("llama-2-7b", "1xRTX-4090-24GB")
-    assert taken(found).work.offload == "all"
-    assert taken(found).bytes <= taken(found).limit
-    assert "leanest:  zero3 + cpu one process 1×128r" in text(found), "the 5 GiB of its own row"
-    assert "Nothing fits" not in text(found)
-    assert "GiB of host memory" in text(found)
+def kind(c: Candidate) -> str:
+    """The layout's kind, as ``asked_questions.json`` has it."""
+    axes = (" tp" if c.work.tp > 1 else "") + (" pp" if c.work.pp > 1 else "")
+    return f"zero{c.work.zero}{axes}{' cpu' if c.work.offload == 'all' else ''}"
 
 
-def test_a_4_bit_adapter_of_70_billion_parameters_on_two_small_cards() -> None:
-    """PEFT's guide of FSDP with QLoRA: 19.6 GB a card with offload on 2 × 24 GB."""
-    found = taken(asked("llama-2-70b", "2xRTX-4090-24GB", lora=16, bits=4))
-    assert (found.work.zero, found.work.offload) == (3, "all")
-    low, high = spread("memory")
-    assert low <= 19.6e9 / found.bytes <= high
-
-
-def test_70_billion_parameters_on_1024_cards() -> None:
-    """PyTorch's blog of November 2024: 960 tokens a second and card by FSDP on 512 H100."""
-    found = taken(asked("llama-3-70b", "1024xH100"))
-    low, high = spread("speed")
-    assert found.work.zero == 3 and found.work.pp == found.work.tp == 1, "as its publishers ran it"
-    assert low <= 960 / rate(found) <= high
-    assert rate(found) > 850
-
-
-def test_a_mixture_of_experts_names_the_parallelism_that_is_missing() -> None:
-    """NeMo AutoModel: 12,040 tokens a second and card with the experts spread over 8 cards."""
-    found = asked("qwen3-30b-a3b", "8xH100")
-    assert "expert parallelism, which Paceline lacks" in " ".join(found.advice)
+@pytest.mark.parametrize("question", QUESTIONS, ids=[str(q["question"]) for q in QUESTIONS])
+def test_a_question_is_answered_as_those_who_ran_it_published(question: dict[str, Any]) -> None:
+    """By the layout that its publishers ran, with their number in the band that is printed with it."""
+    sizes = {key: question[key] for key in ("seq_len", "rows") if key in question}
+    found = asked(
+        question["model"], question["hardware"], question.get("lora", 0), question.get("bits", 0), **sizes
+    )
     best = taken(found)
-    assert best.work.tp > 1 and best.work.offload == "none", "whole experts over tp, not offload"
-    low, high = spread("speed")
-    assert low <= 12_040 / rate(best) <= high
+    assert kind(best) == question["layout"] and best.safe
+    assert [words for words in question.get("says", ()) if words not in text(found)] == []
+    if "tokens" in question:
+        low, high = spread("speed")
+        assert low <= question["tokens"] / rate(best) <= high
+    low, high = spread("memory")
+    if "bytes" in question:
+        assert low <= question["bytes"] / best.bytes <= high
+    if "tensors" in question:  # without the context, of the batch that was measured
+        run = (best.strategy, question["micro_batch"], question["recompute"])
+        [as_run] = (
+            c for c in search(found.spec) if (c.strategy, c.work.micro_batch, c.work.recompute) == run
+        )
+        assert low <= question["tensors"] / (as_run.bytes - as_run.peak.overhead) <= high
+
+
+def test_memory_of_a_host_that_is_not_given_is_assumed_and_said() -> None:
+    """405 B with offload on one card would need 6.6 TiB of host memory."""
+    found = asked("llama-3.1-405b", "1xH100")
+    assert found.chosen is None
+    assert "host memory 6,804 GiB of 256 assumed" in {c.binding for c in found.rows}
+    small = asked("llama-2-7b", "1xRTX-4090-24GB")
+    assert any("256 GB of host memory a node are assumed" in line for line in small.advice)
+    assert not any("assumed" in line for line in asked("llama-3.1-405b", "p5.48xlarge").advice)
 
 
 def test_what_fits_with_less_than_the_margin_shows_how_fast_it_is() -> None:
