@@ -87,8 +87,8 @@ def _host(spec: SearchSpec, candidates: Sequence[Candidate]) -> list[str]:
     if machine.host_memory or not machine.assumed_host or not offloads:
         return []
     return [
-        f"{machine.assumed_host / 1e9:,.0f} GB of host memory a node are assumed for offload: name an instance,"
-        " or set host_memory_gb in a YAML for --hardware"
+        f"{machine.assumed_host / 1e9:,.0f} GB of host memory a node are assumed for offload: name an"
+        " instance, or set host_memory_gb in a YAML for --hardware"
     ]
 
 
