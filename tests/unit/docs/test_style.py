@@ -178,6 +178,14 @@ def test_the_readme_stays_short() -> None:
         assert len((ROOT / name).read_text(encoding="utf-8").split()) <= README_WORDS, name
 
 
+def test_the_changelog_has_few_short_items() -> None:
+    releases = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    items = {release.splitlines()[0]: re.findall(r"^- .*$", release, re.MULTILINE) for release in releases}
+    assert len(items) >= 7 and all(items.values())
+    assert {name: len(found) for name, found in items.items() if len(found) > 25} == {}
+    assert [item for found in items.values() for item in found if len(item) > 240] == []
+
+
 def test_a_long_sentence_of_a_docstring_is_seen() -> None:
     text = "One two.\n\n``a b``: three\nfour. - five\n- six seven ``x. y``\n\nname   a table\nother  of it\n"
     assert [words(part) for part in sentences_of_docstring(text)] == [2, 3, 1, 3]
