@@ -31,8 +31,9 @@ def replace_base(kind: type[T], base: type) -> type[T]:
 
 
 def class_behind(kind: type, front: type) -> type:
-    """Return the class before which ``replace_forward`` put ``front``, also under further ones; ``kind``
-    itself if there is none.
+    """Return the class that ``replace_forward`` put ``front`` before; ``kind`` itself if there is none.
+
+    Other classes may have been put before it since.
     """
     kinds = kind.__mro__
     return kinds[kinds.index(front) + 1] if front in kinds else kind

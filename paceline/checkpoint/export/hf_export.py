@@ -305,8 +305,7 @@ def export_hf(
 
 
 def _about_adapter(state: JsonObject, kind: str) -> tuple[int, str]:
-    """Return the bits of the quantised base that an adapter was merged into, and the adapter's
-    initialisation."""
+    """Return the bits of a merged adapter's quantised base, and how the adapter was initialised."""
     adapter = as_object(state.get("adapter"))
     bits = as_object(adapter.get("quantization")).get("bits")
     merged = bits if kind == "merged model" and isinstance(bits, int) else 0

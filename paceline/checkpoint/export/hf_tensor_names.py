@@ -27,8 +27,8 @@ def hub_entries(model: PreTrainedModel, entries: Sequence[TensorEntry]) -> list[
     """Return a full model's ``entries``, named as in its class, as ``save_pretrained`` would write them.
 
     ``model`` may be on the meta device: only its class and config are used. A tensor is loaded when it is
-    written. Where several are made from one (the experts of a layer), memory holds that one and all of them.
-    Where one is made from several, memory holds the tensors of its layer. These results lie next to each
+    written. If one tensor becomes several (the experts of a layer), memory holds it and all of them.
+    If several become one, memory holds the tensors of its layer. These results lie next to each
     other in a file.
     """
     expected = _reverted(model, {e.name: _empty(e) for e in entries})

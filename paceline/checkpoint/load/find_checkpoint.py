@@ -279,8 +279,8 @@ LOSS = "eval_loss"
 
 @dataclass(frozen=True)
 class ListedCheckpoint:
-    """One checkpoint. ``path``: the URL of one in object storage. ``verdict``: ``verified`` (every byte, the
-    last such one), ``complete`` (all files with their sizes), ``committed`` (at a URL) or the error.
+    """One checkpoint. ``path``: in object storage a URL. ``verdict``: ``verified`` (the newest whose
+    bytes were all hashed), ``complete`` (all files with their sizes), ``committed`` (at a URL) or the error.
     """
 
     name: str

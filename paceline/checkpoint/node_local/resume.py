@@ -316,8 +316,8 @@ def _absolute(where: str) -> Path:
 
 
 def _named(fresh: Path, final: Path) -> Path:
-    """Rename a folder to the checkpoint's name. If another folder has that name, use a name that counts until
-    that one is complete. Raises CheckpointError.
+    """Rename a folder to the checkpoint's name. If another folder has it, use the name of a
+    replacement. Raises CheckpointError.
     """
     if os.path.lexists(final):
         if not final.name.startswith("step-"):

@@ -112,7 +112,7 @@ class Uploads:
         self._thread.start()
 
     def published(self, path: Path, best: str | None = None) -> None:
-        """Upload a checkpoint that has just been published. Every rank calls it, for the same ones."""
+        """Upload a checkpoint that has just been published. Every rank calls it for each checkpoint."""
         self._last = path
         self._waiting.put(_Published(path, best))
 

@@ -126,7 +126,7 @@ def read_head(data_set: LocatedDataset, reading: Reading) -> DatasetHead:
 
 
 def media_beside(located: Located) -> Path:
-    """Return the folder beside a data set's rows: of its first file, or the one that was started in."""
+    """Return the folder of a data set's first file, or the current directory."""
     return located.folder or (located.files[0].parent if located.files else Path.cwd())
 
 

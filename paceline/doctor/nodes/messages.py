@@ -259,7 +259,7 @@ class Wire:
 
 
 def greet(connection: socket.socket, secret: bytes, hello: Json, seconds: float) -> Wire:
-    """Open the conversation as the one that has connected; ``hello`` is this side's first message."""
+    """Open the conversation as the side that has connected; ``hello`` is this side's first message."""
     theirs, mine = (
         _read(connection, seconds, _NONCE).decode("ascii", "replace"),
         secrets.token_hex(_NONCE // 2),
@@ -271,7 +271,7 @@ def greet(connection: socket.socket, secret: bytes, hello: Json, seconds: float)
 
 
 def welcome(connection: socket.socket, secret: bytes, seconds: float) -> tuple[Wire, JsonObject]:
-    """Open the conversation as the one that listens; return it with the other side's first message.
+    """Open the conversation as the side that listens; return it with the other side's first message.
 
     Raises NotOurs for another secret; the other side gets to know.
     """

@@ -51,7 +51,7 @@ class _Arrived:
 class PartnerListener:
     """Answers the partners of this node, in threads, until it is closed.
 
-    It listens at ``address`` alone: the one that reaches node 0.
+    It listens at ``address`` alone, the address that reaches node 0.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:

@@ -111,7 +111,7 @@ def meeting_environment(rank: int, world_size: int, port: int) -> dict[str, str]
 
 
 def _first_failure(ranks: list[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for all ranks, or for the first that fails; return that one's number while others still run.
+    """Wait for all ranks. If one fails while others still run, return its number at once.
 
     A rank that lost another one (PEER_FAILED) does not count: that other one is about to end, too.
     """

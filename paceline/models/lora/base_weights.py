@@ -2,7 +2,7 @@
 that they keep the remainder W - scale · B A: PiSSA (Meng et al. 2024, arXiv:2404.02948) with the largest
 singular values, OLoRA (Büyükakyüz 2024, arXiv:2406.01775) with the first columns of a QR decomposition.
 
-peft computes them, in fp32 and on the host. So the remainder is the one that ``PeftModel`` computes each time
+peft computes them, in fp32 and on the host. So the remainder equals what ``PeftModel`` computes each time
 it loads this adapter, whose file holds B and A alone.
 """
 
@@ -182,8 +182,9 @@ def stretch_rows(transposed: bool, lengths: str, weight: Tensor, trained: Mappin
 
 
 def rotate_inputs(key: str, weight: Tensor, trained: Mapping[str, Tensor]) -> None:
-    """Make ``weight`` ([out, in]) the one that computes of an input what it computes of the input that OFT
-    rotates (Qiu et al. 2023, arXiv:2306.07280). ``key`` names [blocks, n], those above the diagonals of Q.
+    """Fold OFT's rotation of the input into ``weight`` [out, in] (Qiu et al. 2023, arXiv:2306.07280).
+
+    ``key`` names a tensor [blocks, n]: the elements above the diagonal of each block's Q.
 
     peft rotates a block by the first terms of (I + Q)(I - Q)⁻¹ (Qiu et al. 2025, arXiv:2506.19847).
     """

@@ -37,7 +37,7 @@ def inside(layer: Linear) -> list[nn.Module]:
 
 
 def share_factors(layer: Linear, name: str, dim: int, take: Take) -> None:
-    """Make A and B DTensors: the one that has the layer's cut dim (0: outputs, 1: inputs) is cut too."""
+    """Make A and B DTensors; the factor with the layer's cut dim (0: outputs, 1: inputs) is cut too."""
     for factors, cut in ((layer.lora_A, 1), (layer.lora_B, 0)):
         for factor in factors.values():
             take(factor, "weight", cut if cut == dim else None, f"{name}.lora_{'BA'[cut]}")

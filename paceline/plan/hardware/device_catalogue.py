@@ -271,8 +271,7 @@ def _alike(part: str, text: str) -> AcceleratorCluster:
 
 
 def _slowest(parts: list[AcceleratorCluster]) -> AcceleratorCluster:
-    """Return unlike nodes as equal ones: every step waits for the slowest, and the smallest decides what
-    fits."""
+    """Count every node as the slowest and smallest: each step waits for it, and it decides what fits."""
     machines = [part.machine for part in parts]
     capabilities = [part.capability for part in parts]
     host = [m.host_memory for m in machines]

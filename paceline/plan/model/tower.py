@@ -202,7 +202,7 @@ def _merge(config: Mapping[str, Json], vision: JsonObject) -> int:
 
 
 def _first(values: JsonObject, *names: str) -> int:
-    """Return the first of these values as a whole number (of a pair of equal ones, one); 0 without any."""
+    """Return the first of these values as an integer (of a pair, its first number); 0 if all are missing."""
     for name in names:
         value = values.get(name)
         value = value[0] if isinstance(value, list) and value else value

@@ -49,7 +49,7 @@ class DistributedCall:
 
 
 def _main_frame() -> FrameType | None:
-    """Return the innermost frame; of a wait that is timed, the one that waits."""
+    """Return the innermost frame; for a timed wait, the frame that called it."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_code.co_filename == wait_clock.__file__:
         frame = frame.f_back

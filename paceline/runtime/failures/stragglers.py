@@ -10,7 +10,7 @@ a time-out is a pickle, which nobody here opens.
 
 What rank 0 has heard of all ranks, as one text: a rank that waits reads it, and no key of every other.
 
-Bounded: of ranks alike the first ones. Pure: the caller passes heartbeats and times.
+Bounded: of similar ranks only the first are listed. Pure: the caller passes heartbeats and times.
 """
 
 from __future__ import annotations

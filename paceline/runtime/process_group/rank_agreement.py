@@ -1,4 +1,4 @@
-"""Before a process group opens, every rank publishes its device and versions; all ranks report the one that
+"""Before a process group opens, every rank publishes its device and versions; all ranks report a rank that
 differs.
 
 Ranks with different kinds of devices would open groups of different backends and wait for each other until

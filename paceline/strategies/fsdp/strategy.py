@@ -185,7 +185,7 @@ class FSDP(Strategy):
         return state.export_state(_sharded(handle), self.world.rank)
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
-        """Read this rank's shards; of ranks with the same ones, one reads and sends them."""
+        """Read this rank's shards; where several ranks have the same shards, one reads and sends them."""
         if self.plan.mesh.dp_replicate > 1:
             reader = ReadOnce(reader, self.world, self.mesh["dp_replicate"].get_group())
         state.import_state(_sharded(handle), reader)

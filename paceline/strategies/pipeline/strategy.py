@@ -334,7 +334,7 @@ class Pipeline(FSDP):
         return Units(stage_units[0].root, [unit for units in stage_units for unit in units.all()][1:])
 
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
-        """Load this rank's shards; both holders of a tied weight load the same ones."""
+        """Load this rank's shards; both holders of a tied weight load the same values."""
         assert isinstance(handle, PipelineHandle)
         state.import_state(replace(handle, blocks=[*handle.blocks, *handle.copies], copies=[]), reader)
 

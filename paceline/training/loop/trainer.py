@@ -321,7 +321,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _nothing_lost(self) -> Iterator[None]:
-        """Inside, if a step fails, record the step before it, and report that one if it went wrong first.
+        """If a step fails inside, record the earlier step, and report it if it went wrong first.
 
         If no answers can be generated, save the trained state.
         """

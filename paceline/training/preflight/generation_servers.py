@@ -58,7 +58,7 @@ def missing_key(name: str | None, environ: Mapping[str, str]) -> Diagnostic | No
 def check_servers(
     options: RolloutOptions, needs: Needs, environ: Mapping[str, str], policy: SentPolicy | None = None
 ) -> Iterator[Diagnostic]:
-    """Yield all that stands against each server: address, key, version, model, tokens, length, weights,
+    """Yield the problems of each server: address, key, version, model, tokens, length, weights,
     log-probabilities. They are asked together. Then the way by which all of them get ``policy``'s weights.
 
     One that does not answer is a warning: it may start later. Those that the run starts are not asked.

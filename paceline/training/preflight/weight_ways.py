@@ -110,8 +110,9 @@ class Way:
 
 
 def best_way(wanted: str, policy: SentPolicy, servers: Mapping[str, JsonObject]) -> Way | list[Diagnostic]:
-    """Return the best way that every server (by its URL) takes; or what stands against the one that is
-    ``wanted``, or against each.
+    """Return the best way that every server takes. Otherwise say why the ``wanted`` way, or each, fails.
+
+    ``servers``: URL → what the server answered.
     """
     reasons: list[str] = []
     findings: list[Diagnostic] = []

@@ -275,8 +275,8 @@ class RolloutServers:
         }
 
     def _measure(self, root: RootModule, out: Out) -> Out:
-        """Measure the gaps between servers and model: with the weights, with changed ones, and with the
-        weights again. Return the servers that are out."""
+        """Measure the gaps between servers and model: with the weights, with changed weights, and with the
+        first again. Return the servers that are out."""
         gaps: list[dict[int, Gap]] = []
         answers: list[dict[int, ServerScores]] = []
         for changes in (False, True, False):

@@ -115,7 +115,7 @@ class WeightProbe:
         return self.limits.get(place, max(self.limits.values(), default=self.bounds.most))
 
     def measured(self, place: int, gaps: Sequence[float], returned: float) -> str:
-        """Set the limit from the ``gaps`` with the weights, with changed ones, and with the weights again.
+        """Set the limit from the ``gaps`` with the weights, with changed weights, and with the first again.
         Return why the server cannot be trusted, or nothing.
 
         ``returned``: the mean difference of the server's own answers between the first and the last.

@@ -230,7 +230,7 @@ def test_a_changed_file_is_prepared_anew_and_never_read_silently(tmp_path: Path)
     os.utime(tmp_path / "a.png")
     assert prepared_of(config, tmp_path).from_cache
     (tmp_path / "a.png").write_bytes(png((64, 48), 9))
-    with pytest.raises(DataError, match="not the one that was prepared"):
+    with pytest.raises(DataError, match="differs from the prepared picture"):
         loader.images([loader.table.of(0)], [before.train.row(0)[0]])
     after = prepared_of(config, tmp_path)
     assert not after.from_cache and after.train_fingerprint != before.train_fingerprint
@@ -243,7 +243,7 @@ def test_a_changed_file_is_prepared_anew_and_never_read_silently(tmp_path: Path)
     assert again.train_fingerprint == before.train_fingerprint  # contents, not places
     for name in SIZES:
         (tmp_path / name).unlink()
-    with pytest.raises(DataError, match="not the one that was prepared"):
+    with pytest.raises(DataError, match="differs from the prepared picture"):
         loader.images([loader.table.of(0)], [before.train.row(0)[0]])
 
 
