@@ -79,6 +79,13 @@ def test_links_lead_to_files() -> None:
     assert lost == []
 
 
+def test_no_text_is_taken_for_html() -> None:
+    """``<image>`` outside of code would be an element of the site's page, and not be read."""
+    code = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+    tags = [(name, tag) for name in DOCUMENTS for tag in re.findall(r"<\w+>", code.sub("", text_of(name)))]
+    assert tags == []
+
+
 def test_headings_that_are_linked_exist() -> None:
     anchors: dict[Path, set[str]] = {}
     lost = []
