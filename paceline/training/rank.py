@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: LauncherConnection) -> int:
     """Start and run the worker of this rank. ``line`` is the connection to its launcher."""
     first, on_node = place(environ)
-    rank, env = on_node, RankEnv()
+    rank, env, before_data = on_node, RankEnv(), True
     try:
         if sys.flags.optimize > 1:  # Transformers reads docstrings, which -OO removes
             raise ConfigError(codes.RUNTIME_DOCSTRINGS("PYTHONOPTIMIZE", str(sys.flags.optimize)))
@@ -76,6 +76,7 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: LauncherConn
         set_defaults({name: value for name, (value, _) in settings.items()})
         from paceline.training.worker import prepare_run, run_worker  # torch, Transformers
 
+        before_data = False  # from here on the worker itself reports to the other nodes
         try:
             run = prepare_run(start, env, plan, environ, line)
         except (PacelineError, OSError):
@@ -86,7 +87,8 @@ def run_rank(argv: Sequence[str], environ: Mapping[str, str], line: LauncherConn
         if not first and not line.held:  # a foreign launcher kills all ranks once one has ended
             time.sleep(LATER_SECONDS)
         print_diagnostics(exc.diagnostics, rank, only_first=True)
-        _report_to_other_nodes(env, environ, exc)
+        if before_data:
+            _report_to_other_nodes(env, environ, exc)
         line.failed(exc.exit_code, exc.diagnostics[0])
         return int(exc.exit_code)
     except OSError as exc:

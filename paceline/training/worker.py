@@ -24,6 +24,7 @@ from paceline.runlog.lines import is_verbose, next_commands
 from paceline.runtime.device.device import use_deterministic_kernels
 from paceline.runtime.device.host import process_seconds, threads_per_rank
 from paceline.runtime.library_noise import import_without_torchao, quiet_libraries
+from paceline.runtime.process_group.data_preparation import DataPreparation
 from paceline.runtime.process_group.device_mesh import limit_groups
 from paceline.runtime.process_group.world import RankEnv, World
 from paceline.runtime.time_limit import exit_now
@@ -44,12 +45,21 @@ from paceline.training.stop_signals import StopSignals
 def prepare_run(
     start: Start, env: RankEnv, plan: Plan, environ: Mapping[str, str], line: LauncherConnection
 ) -> RunRecord:
-    """Prepare the data; return the record of the run. Raises PacelineError and OSError."""
+    """Prepare the data; return the record of the run.
+
+    Raises PacelineError, or whatever a converter or a reader of data raises; the other nodes hear of it.
+    """
     import_without_torchao()
     quiet_libraries()
     begun = time.monotonic()
-    prepared = startup.prepare_data(start.config, plan, env.rank, environ)
-    run = RunRecord(start, env, plan, environ, line, prepared, time.monotonic() - begun)
+    preparation = DataPreparation(env, plan.limits.meet_seconds)
+    try:
+        with preparation:
+            prepared = startup.prepare_data(start.config, plan, env.rank, environ)
+    except (Exception, SystemExit) as error:
+        startup.report_to_other_nodes(env, environ, error, preparation.store)
+        raise
+    run = RunRecord(start, env, plan, environ, line, prepared, time.monotonic() - begun, preparation.store)
     keep_compiled_code_private(environ)
     if start.config.training.full_determinism:
         use_deterministic_kernels()
@@ -74,6 +84,7 @@ def run_worker(run: RunRecord, settings: Mapping[str, tuple[str, str]]) -> int:
             timeout_seconds=run.plan.limits.start.seconds,
             meet_seconds=run.plan.limits.meet_seconds,
             secret=read_secret(run.environ),
+            hosted=run.hosted,
             met=failures.watch,
         )
     except PacelineError as error:

@@ -142,6 +142,7 @@ def _listening(family: int, kind: int, protocol: int, address: _Address) -> int:
 
 _ABSENT, _TEXT = "absent", 500  # who has not arrived, as rank 0 has it; characters that are read
 ARRIVED = "here"  # a counter: N calls; one key per rank, awaited by all, would be N²
+PREPARING = "preparing"  # a counter: nodes add to it while they prepare their data
 
 
 def alive_key(rank: int) -> str:
@@ -159,27 +160,25 @@ def arrive(
 ) -> None:
     """Wait until every rank has arrived, or one is refused.
 
-    A waiting node prints every ``report_seconds`` which ranks are missing. Raises PacelineError:
+    A waiting node prints every ``report_seconds`` which ranks are missing. While a node prepares its data,
+    the limit counts from its last sign of life. Raises PacelineError:
     ``runtime.ranks_missing`` with the missing ranks, ``runtime.store_secret``, or another rank's refusal.
     """
     refusals = Refusals(store, env, secret)
 
-    def meet(seconds: float) -> None:
-        store.wait([ALL_HERE], datetime.timedelta(seconds=seconds))
-
     def report(waited: float) -> None:
         _report(env, _missing(store, env), waited, timeout_seconds)
 
-    def compare_and_meet() -> None:
-        compare_secrets(store, env, secret, timeout_seconds, report_seconds=report_seconds)
+    def announce() -> None:
         refusals.signed.set(alive_key(env.rank), "{}")
         if store.add(ARRIVED, 1) == env.world_size:
             store.set(ALL_HERE, "1")
-        _patiently(meet, timeout_seconds, report, report_seconds)
-        refusals.raise_any()
 
     try:
-        call_with_timeout(2 * timeout_seconds + _GRACE_SECONDS, compare_and_meet, "waiting for all ranks")
+        compare_secrets(store, env, secret, timeout_seconds, report_seconds=report_seconds)
+        call_with_timeout(timeout_seconds + _GRACE_SECONDS, announce, "the store")
+        _await_key(store, ALL_HERE, timeout_seconds, report, report_seconds)
+        call_with_timeout(timeout_seconds + _GRACE_SECONDS, refusals.raise_any, "the store")
     except (RuntimeError, TimeoutError) as exc:
         missing = _absent(store, env)
         error = PacelineError(
@@ -199,12 +198,21 @@ def arrive(
         raise error from exc
 
 
-def refuse(env: RankEnv, secret: bytes, error: PacelineError, timeout_seconds: float = HEAR_SECONDS) -> None:
-    """Tell the waiting ranks that this one will not arrive, and why. Never raises."""
+def refuse(
+    env: RankEnv,
+    secret: bytes,
+    error: PacelineError,
+    timeout_seconds: float = HEAR_SECONDS,
+    hosted: dist.Store | None = None,
+) -> None:
+    """Tell the waiting ranks that this one will not arrive, and why. Never raises.
+
+    ``hosted``: the store, if this process hosts it already.
+    """
     if env.world_size == 1:
         return
     with contextlib.suppress(PacelineError, RuntimeError, OSError):  # TimeoutError is an OSError
-        store = connect_store(env, timeout_seconds)
+        store = hosted or connect_store(env, timeout_seconds)
         refusals = Refusals(store, env, secret, timeout_seconds)
         call_with_timeout(
             timeout_seconds, lambda: compare_secrets(store, env, secret, timeout_seconds), "the first rank"
@@ -225,26 +233,50 @@ def compare_secrets(
     Raises PacelineError (``runtime.store_secret``), which the others hear, too.
     """
     mine = fingerprint(secret) or "none"
+    limit = timeout_seconds + _GRACE_SECONDS
     if env.rank == 0:
-        store.set("secret", mine)
-    _patiently(
-        lambda seconds: store.wait(["secret"], datetime.timedelta(seconds=seconds)),
-        timeout_seconds,
-        lambda waited: _report(env, "rank 0", waited, timeout_seconds),
-        report_seconds,
-    )
-    theirs = store.get("secret").decode("ascii", "replace")[:64]
+        call_with_timeout(limit, lambda: store.set("secret", mine), "the store")
+
+    def report(waited: float) -> None:
+        _report(env, "rank 0", waited, timeout_seconds)
+
+    _await_key(store, "secret", timeout_seconds, report, report_seconds)
+    answer = call_with_timeout(limit, lambda: store.get("secret"), "the store")
+    theirs = answer.decode("ascii", "replace")[:64]
     if theirs != mine:
         Refusals(store, env, secret).publish_other_secret(mine)
         shown = {"none": "none"}
         raise other_secret(env.rank, shown.get(mine, "one"), shown.get(theirs, "another"))
 
 
+def _await_key(
+    store: dist.Store, key: str, seconds: float, report: Callable[[float], None], every: float
+) -> None:
+    """Wait for a key of the store, and on while a node says that it prepares its data."""
+
+    def wait(patience: float) -> None:
+        limit = datetime.timedelta(seconds=patience)
+        call_with_timeout(patience + _GRACE_SECONDS, lambda: store.wait([key], limit), f"waiting for {key}")
+
+    def signs() -> int:
+        return call_with_timeout(_GRACE_SECONDS, lambda: store.add(PREPARING, 0), "signs of life")
+
+    _patiently(wait, seconds, report, every, signs)
+
+
 def _patiently(
-    call: Callable[[float], T], seconds: float, report: Callable[[float], None], every: float
+    call: Callable[[float], T],
+    seconds: float,
+    report: Callable[[float], None],
+    every: float,
+    signs: Callable[[], int] = lambda: 0,
 ) -> T:
-    """Return ``call(patience)``. After each ``every`` seconds ``report`` the waiting time."""
-    begun = time.monotonic()
+    """Return ``call(patience)``. After each ``every`` seconds ``report`` the waiting time.
+
+    The wait begins anew where ``signs``, looked at as often, has changed.
+    """
+    began = begun = time.monotonic()
+    before = signs()
     while True:
         since = time.monotonic()
         patience = max(0.1, min(every, seconds - (since - begun)))
@@ -252,9 +284,13 @@ def _patiently(
             return call(patience)
         except (RuntimeError, OSError):
             now = time.monotonic()
-            if now - since < 0.9 * patience or now - begun > seconds - 0.1:
+            if now - since < 0.9 * patience:
                 raise
-            report(now - begun)
+            if (heard := signs()) != before:
+                begun, before = now, heard
+            elif now - begun > seconds - 0.1:
+                raise
+            report(now - began)
 
 
 def _report(env: RankEnv, whom: str, waited: float, limit: float) -> None:

@@ -96,13 +96,15 @@ class World:
         timeout_seconds: float = 1800.0,
         meet_seconds: float | None = None,
         secret: bytes = b"",
+        hosted: dist.Store | None = None,
         met: Callable[[World], None] = lambda world: None,
     ) -> World:
         """Rendezvous with the other ranks and create the process group. Collective.
 
         ``device``: ``cpu`` or an accelerator's type; ``device_indices``: those that train, by local rank;
         ``backend``: its own, ``gloo`` or ``auto``; ``meet_seconds``: how long to wait until all have arrived
-        (``timeout_seconds`` by default); ``secret``: the run's (``launch/run_secret.py``). ``met`` is called
+        (``timeout_seconds`` by default); ``secret``: the run's (``launch/run_secret.py``); ``hosted``: the
+        store, if this process hosts it already (``data_preparation.py``). ``met`` is called
         when all ranks have arrived, before the process group exists: a watchdog can start there.
 
         Raises PacelineError: ``runtime.port_in_use``,
@@ -114,7 +116,7 @@ class World:
                 device, env.local_rank, indices=device_indices, alone=env.launcher in OWN_DEVICES
             )
         except PacelineError as exc:
-            refuse(env, secret, exc)
+            refuse(env, secret, exc, hosted=hosted)
             raise
         if is_accelerator(chosen.type):
             torch.accelerator.set_device_index(chosen.index or 0)
@@ -126,7 +128,7 @@ class World:
             return alone
         name = _backend(backend, chosen)
         meet_seconds = timeout_seconds if meet_seconds is None else meet_seconds
-        store = connect_store(env, meet_seconds)
+        store = hosted or connect_store(env, meet_seconds)
         arrive(store, env, meet_seconds, secret)
         store.set_timeout(datetime.timedelta(seconds=timeout_seconds))
         world = World(

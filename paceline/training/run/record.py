@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch.distributed as dist
 from filelock import FileLock, Timeout
 
 from paceline.checkpoint.node_local.resume import NodesResume
@@ -62,6 +63,7 @@ class RunRecord:
     line: LauncherConnection
     prepared: Prepared
     prepare_seconds: float
+    hosted: dist.Store | None = None  # where this process hosts the store since before the data
     started: float = field(default_factory=time.monotonic)  # a clock that is set meanwhile does not count
     disks: Disks = field(init=False)
     nodes: NodesResume | None = None  # where the nodes do not share the run directory

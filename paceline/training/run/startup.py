@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import torch.distributed as dist
 from rich.console import Console
 
 from paceline.config.schema import Config
 from paceline.core.diagnostics import Diagnostic, Severity
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.package import cache_folder
 from paceline.core.security.file_permissions import written_for
 from paceline.core.units import human_bytes, human_count, human_seconds
@@ -21,13 +22,16 @@ from paceline.data.rows.kinds.base import row_kind
 from paceline.launch.prediction_ledger import expected
 from paceline.launch.processes import MARK
 from paceline.launch.program import terminal
-from paceline.launch.run_secret import unsigned
+from paceline.launch.run_secret import read_secret, unsigned
 from paceline.models.attention.kernel_choice import activate_flash
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.runlog.lines import overview_line
+from paceline.runlog.redact import Redactor
 from paceline.runtime.process_group.rendezvous import refuse
 from paceline.runtime.process_group.world import World
+from paceline.runtime.rank_env import RankEnv
+from paceline.training.errors import diagnose
 from paceline.training.loop.intervals import EVERY
 from paceline.training.loop.trainer import Trainer
 from paceline.training.reporting.observers import Observers
@@ -59,6 +63,21 @@ def prepare_data(config: Config, plan: Plan, rank: int, environ: Mapping[str, st
             return tokenized(report=bar)
 
 
+def report_to_other_nodes(
+    env: RankEnv, environ: Mapping[str, str], error: BaseException, hosted: dist.Store | None
+) -> None:
+    """Tell the other nodes, which wait, why this one has no data. ``hosted``: the store, if it is here."""
+    if env.num_nodes == 1:
+        return
+    if not isinstance(error, PacelineError):
+        error = PacelineError(Redactor.of(environ).diagnostic(diagnose(error, env.rank)))
+    try:
+        secret = read_secret(environ)
+    except ConfigError:
+        secret = b""
+    refuse(env, secret, error, hosted=hosted)
+
+
 def _unsigned_store(run: RunRecord) -> Diagnostic | None:
     """Return the finding that messages are not signed; None if our own launcher has reported it."""
     if MARK in run.environ:
@@ -72,7 +91,7 @@ def refuse_unsigned(run: RunRecord) -> None:
     finding = _unsigned_store(run)
     if finding is not None and finding.severity is Severity.ERROR:
         error = ConfigError(finding)
-        refuse(run.env, b"", error)  # another node may have a secret
+        refuse(run.env, b"", error, hosted=run.hosted)  # another node may have a secret
         raise error
 
 

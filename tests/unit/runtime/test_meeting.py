@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import torch.distributed as dist
 from paceline.core.errors import PacelineError
 from paceline.launch.network import free_port
 from paceline.runtime.process_group import rendezvous
-from paceline.runtime.process_group.rendezvous import arrive, connect_store, listener
+from paceline.runtime.process_group.data_preparation import DataPreparation
+from paceline.runtime.process_group.rendezvous import PREPARING, arrive, connect_store, listener
 from paceline.runtime.rank_env import RankEnv
+from paceline.training.run.startup import report_to_other_nodes
 
 
 def listening(port: int) -> set[str]:
@@ -209,3 +212,68 @@ def test_a_node_asks_for_as_many_keys_however_many_are_missing(capsys: pytest.Ca
     few, many = cost(4), cost(400)
     assert many <= few + 3, "one report more or less"
     assert "rank 1 of 400 has waited" in (said := capsys.readouterr().err) and "for ranks 2, 3, 4" in said
+
+
+def node(rank: int, port: int) -> RankEnv:
+    """Return the only rank of one of two nodes."""
+    return RankEnv(rank=rank, world_size=2, num_nodes=2, local_world_size=1, master_port=port)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_node_that_prepares_longer_than_the_limit_is_waited_for(
+    slow: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The limit is a second; the data of one node take until the other has reported its wait four times."""
+    port, ready = free_port(), threading.Event()
+    failed: list[BaseException] = []
+
+    def begin(rank: int) -> None:
+        try:
+            with DataPreparation(node(rank, port), 30, sign_seconds=0.1) as preparation:
+                if rank == slow:
+                    assert ready.wait(240)
+            store = preparation.store or connect_store(node(rank, port), 30)
+            arrive(store, node(rank, port), 1, b"", report_seconds=0.4)
+        except BaseException as error:  # noqa: BLE001 - of a thread, for the test
+            failed.append(error)
+
+    threads = [threading.Thread(target=begin, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    reports = ""
+    while reports.count("has waited") < 4 and not failed:
+        time.sleep(0.05)
+        reports += capsys.readouterr().err
+    ready.set()
+    for thread in threads:
+        thread.join(240)
+    assert not failed and f"rank {1 - slow} of 2 has waited" in reports
+
+
+def test_a_node_that_stops_preparing_is_waited_for_no_longer() -> None:
+    port = free_port()
+    with DataPreparation(node(0, port), 30, sign_seconds=0.05) as preparation:
+        store = preparation.store
+        assert store is not None
+        with DataPreparation(node(1, port), 30, sign_seconds=0.05):
+            while store.add(PREPARING, 0) < 3:  # both give signs
+                time.sleep(0.05)
+    with pytest.raises(PacelineError, match=r"runtime\.ranks_missing") as caught:
+        arrive(store, node(0, port), 1, b"", report_seconds=0.2)
+    assert caught.value.diagnostics[0].found == "missing: rank 1 on node 1"
+
+
+def test_the_others_hear_why_the_host_of_the_store_has_no_data() -> None:
+    port, heard = free_port(), list[str]()
+
+    def wait() -> None:
+        with pytest.raises(PacelineError) as caught:
+            arrive(connect_store(node(1, port), 30), node(1, port), 30, b"")
+        heard.append(caught.value.diagnostics[0].what)
+
+    with DataPreparation(node(0, port), 30) as preparation:
+        other = threading.Thread(target=wait)
+        other.start()
+        report_to_other_nodes(node(0, port), {}, ValueError("a converter of the user"), preparation.store)
+    other.join(240)
+    assert "rank 0 was refused" in heard[0] and "a converter of the user" in heard[0]
