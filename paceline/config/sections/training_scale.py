@@ -164,7 +164,8 @@ class ScaleFields(OptionsFields):  # type: ignore[valid-type, misc]  # created f
         le=10**9,
         description=(
             "Seconds that ranks wait for one of them before the first step: to connect, and while models "
-            "are loaded. While a node prepares data, nobody's time runs. When empty 600 to connect, or ddp_timeout if it is shorter, then ddp_timeout."
+            "are loaded. While a node prepares data, nobody's time runs. When empty 600 to connect, or "
+            "ddp_timeout if it is shorter, then ddp_timeout."
         ),
     )
     step_timeout: OptInt = Field(
