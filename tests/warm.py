@@ -12,7 +12,6 @@ results, later.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import functools
 import inspect
 import json
@@ -68,7 +67,15 @@ READ_LATE = (
 WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 #: Modules that launchers start of themselves.
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch")
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+#: Programs of ours that start no other: their processes have no server (what they started would be fresh).
+ALONE = (
+    "paceline.checkpoint.preflight",
+    "paceline.evaluation.processes.rank",
+    "paceline.models.loading.list_parameters",
+    "paceline.models.loading.write_sibling",
+    "paceline.training.preflight.trial",
+    "paceline.training.rank",
+)
 
 
 def read_early(environ: Mapping[str, str]) -> dict[str, str]:
@@ -101,15 +108,10 @@ class Nursery:
     def spawn(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
         """The pid of a new child of this process. ``streams``: what it has as 0, 1 and 2."""
         data = json.dumps({**request, "parent": os.getpid()}).encode()
-        prctl = ctypes.CDLL(None).prctl
         with self._lock:
-            prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # the server's orphan becomes ours
-            try:
-                socket.send_fds(self._link, [len(data).to_bytes(LENGTH, "big")], streams)
-                self._link.sendall(data)
-                answer = self._link.recv(LENGTH, socket.MSG_WAITALL)
-            finally:
-                prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            socket.send_fds(self._link, [len(data).to_bytes(LENGTH, "big")], streams)
+            self._link.sendall(data)
+            answer = self._link.recv(LENGTH, socket.MSG_WAITALL)
         if len(answer) < LENGTH:
             raise RuntimeError(f"the warm server of process {os.getpid()} is gone")
         return int.from_bytes(answer, "big")
@@ -132,6 +134,11 @@ def program_of(argv: Sequence[str]) -> dict[str, Any] | None:
     if first.endswith(".py"):
         return {"module": None, "argv": [first, *more], "at_once": at_once}
     return None
+
+
+def starts_others(module: str | None, argv: Sequence[str]) -> bool:
+    """Whether a program may start another of this interpreter."""
+    return module not in ALONE if module else not argv[0].endswith("_worker.py")
 
 
 def is_ours(words: Sequence[str]) -> bool:

@@ -1,9 +1,8 @@
 """``python warm_server.py LINK``: imports everything, then forks a child of the process at LINK's other end
 for each request.
 
-A child of who asked, not of this process: the fork is made twice, the process between ends, and the orphan
-goes to the nearest subreaper above, which who asks is for as long as it asks. Each child has a server of its
-own, forked off before its program runs: what it starts in turn is as pristine.
+A child of who asked, not of this process, whose parent that is too (``CLONE_PARENT``). A child whose program
+starts others has a server of its own, forked off before it runs: what it starts in turn is as pristine.
 """
 
 from __future__ import annotations
@@ -41,6 +40,9 @@ KEEPS_ITS_THREAD = {"jemalloc_bg_thd"}  # Arrow's allocator starts it again in a
 HUGE = 2 << 20  # bytes
 _MADV_COLLAPSE = 25  # linux/mman.h, since 6.1; an older kernel answers EINVAL
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220}  # asm/unistd.h
+_CLONE_PARENT = 0x8000  # linux/sched.h
+_THREAD_WORDS = 256  # of glibc's struct pthread, of 4 bytes
 _ENV_START, _ENV_END = 50, 51  # fields of /proc/PID/stat, proc_pid_stat(5)
 
 
@@ -49,6 +51,7 @@ def main() -> NoReturn:
     link = socket.socket(fileno=int(sys.argv[1]))
     warm.Popen.allowed = False  # here; torchrun's module keeps the name that it finds when it is imported
     subprocess.Popen = warm.Popen  # type: ignore[misc]
+    gc.disable()  # what is imported stays
     for line in MODULES.read_text().split():
         name, _, function = line.partition(":")
         module = importlib.import_module(name)
@@ -61,6 +64,7 @@ def main() -> NoReturn:
         raise SystemExit(f"threads that a fork would lose: {sorted(lost)}")
     forget_what_ends_here()
     gc.collect()
+    gc.enable()
     gc.freeze()  # a collection in a child would touch, and so copy, every page
     take_huge_pages()
     link.send(b"+")
@@ -107,23 +111,31 @@ def serve(link: socket.socket) -> NoReturn:
         if not head:
             os._exit(0)
         wanted = json.loads(received(link, int.from_bytes(head, "big")))
-        (answer, say), (adopted, adopt) = os.pipe(), os.pipe()
-        between = os.fork()
-        if not between:
-            os.close(adopt)
-            child = os.fork()
-            if child:
-                os.write(say, child.to_bytes(8, "big"))
-                os._exit(0)
-            for end_of_server in (link.detach(), answer, say):
-                os.close(end_of_server)
-            os.read(adopted, 1)  # ends when the server closes its end
-            os.close(adopted)
+        child = fork_sibling()
+        if not child:
+            os.close(link.detach())
             live(wanted, streams)
-        os.waitpid(between, 0)  # from now on the child is of who asks
-        link.send(os.read(answer, 8))
-        for used in (*streams, answer, say, adopted, adopt):
+        link.send(child.to_bytes(8, "big"))
+        for used in streams:
             os.close(used)
+
+
+def fork_sibling() -> int:
+    """``os.fork``, but the child is one of this process's parent, who asks. A second fork between the two
+    would copy the tables of all pages once more.
+    """
+    python, libc, server = ctypes.pythonapi, ctypes.PyDLL(None), os.getpid()
+    libc.pthread_self.restype = ctypes.c_void_p
+    python.PyOS_BeforeFork()
+    child: int = libc.syscall(_SYS_CLONE[os.uname().machine], _CLONE_PARENT, *[ctypes.c_void_p()] * 4)
+    if child:
+        python.PyOS_AfterFork_Parent()
+        return child
+    thread = (ctypes.c_int * _THREAD_WORDS).from_address(libc.pthread_self())
+    if server in thread:  # glibc's fork too writes the thread's new number there
+        thread[list(thread).index(server)] = os.getpid()
+    python.PyOS_AfterFork_Child()
+    return 0
 
 
 def received(link: socket.socket, length: int) -> bytes:
@@ -145,6 +157,19 @@ def live(wanted: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
             os._exit(143)
     if wanted["session"]:
         os.setsid()
+    nursery = nursery_of_child() if warm.starts_others(wanted["module"], wanted["argv"]) else None
+    for own, stream in enumerate(streams):
+        os.dup2(stream, own)
+        os.close(stream)
+    warm.Popen.nursery, warm.Popen.allowed = nursery, nursery is not None
+    os.execv = become  # type: ignore[assignment]
+    take_over(wanted["environ"], wanted["at_once"])
+    os.chdir(wanted["cwd"])
+    end(run(wanted["module"], wanted["argv"]))
+
+
+def nursery_of_child() -> warm.Nursery:
+    """A server for what this process starts, forked off before its program changes anything."""
     ours, theirs = socket.socketpair()
     if not os.fork():
         ours.close()
@@ -153,14 +178,7 @@ def live(wanted: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
             os.dup2(nowhere, stream)
         serve(theirs)
     theirs.close()
-    for own, stream in enumerate(streams):
-        os.dup2(stream, own)
-        os.close(stream)
-    warm.Popen.nursery, warm.Popen.allowed = warm.Nursery(ours, os.environ), True
-    os.execv = become  # type: ignore[assignment]
-    take_over(wanted["environ"], wanted["at_once"])
-    os.chdir(wanted["cwd"])
-    end(run(wanted["module"], wanted["argv"]))
+    return warm.Nursery(ours, os.environ)
 
 
 def become(path: str, argv: Sequence[str]) -> NoReturn:
