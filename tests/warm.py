@@ -67,7 +67,7 @@ READ_LATE = (
 WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 #: Modules that launchers start of themselves.
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch")
-#: Programs of ours that start no other: their processes have no server (what they started would be fresh).
+#: Programs of ours that start no other, or hardly any: they have no server (what they start is fresh).
 ALONE = (
     "paceline.checkpoint.preflight",
     "paceline.evaluation.processes.rank",
@@ -106,7 +106,7 @@ class Nursery:
         return read_early(environ) == self._environ
 
     def spawn(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
-        """The pid of a new child of this process. ``streams``: what it has as 0, 1 and 2."""
+        """The pid of a new child of this process. ``streams``: what it has as the request's ``files``."""
         data = json.dumps({**request, "parent": os.getpid()}).encode()
         with self._lock:
             socket.send_fds(self._link, [len(data).to_bytes(LENGTH, "big")], streams)
@@ -165,11 +165,7 @@ class Popen(Fresh[Any]):
         """The one step of ``subprocess.Popen`` that makes the process."""
         wish = inspect.signature(Fresh._execute_child).bind(self, *args, **kwargs).arguments  # type: ignore[attr-defined]
         environ = os.environ if wish["env"] is None else wish["env"]
-        program = (
-            None
-            if wish["shell"] or wish["pass_fds"] or isinstance(wish["args"], str)
-            else program_of(wish["args"])
-        )
+        program = None if wish["shell"] or isinstance(wish["args"], str) else program_of(wish["args"])
         nursery = (
             (type(self).nursery or started())
             if program is not None and self.allowed and sys.platform == "linux"
@@ -190,12 +186,13 @@ class Popen(Fresh[Any]):
             **program,
             "environ": dict(environ),
             "cwd": os.fspath(wish["cwd"] or os.getcwd()),
+            "files": [0, 1, 2, *wish["pass_fds"]],
             "session": wish["start_new_session"],
             "dies_with_parent": wish["preexec_fn"] is not None,
             "ignored": ignored(),
         }
         try:
-            self.pid = nursery.spawn(request, streams)
+            self.pid = nursery.spawn(request, [*streams, *wish["pass_fds"]])
         finally:
             self._close_pipe_fds(
                 *(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import importlib
 import io
@@ -36,6 +37,8 @@ import warm
 HERE = Path(__file__).resolve().parent
 MODULES = HERE / "warm_modules.txt"
 STREAMS = 3
+MOST_FILES = 16  # that a process is given
+_ABOVE = 512  # numbers of files that no program here has
 KEEPS_ITS_THREAD = {"jemalloc_bg_thd"}  # Arrow's allocator starts it again in a child (pthread_atfork)
 HUGE = 2 << 20  # bytes
 _MADV_COLLAPSE = 25  # linux/mman.h, since 6.1; an older kernel answers EINVAL
@@ -57,6 +60,9 @@ def main() -> NoReturn:
         module = importlib.import_module(name)
         if function:  # what each process reads once and keeps
             getattr(module, function)()
+    if find_spec("deepspeed") is not None and not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"  # it takes a device for good when it is imported
+        importlib.import_module("deepspeed")
     threads = [
         Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")
     ]
@@ -107,7 +113,7 @@ def serve(link: socket.socket) -> NoReturn:
     ):
         signal.signal(number, signal.SIG_IGN)
     while True:
-        head, streams, _, _ = socket.recv_fds(link, 8, STREAMS)
+        head, streams, _, _ = socket.recv_fds(link, 8, MOST_FILES)
         if not head:
             os._exit(0)
         wanted = json.loads(received(link, int.from_bytes(head, "big")))
@@ -158,7 +164,11 @@ def live(wanted: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
     if wanted["session"]:
         os.setsid()
     nursery = nursery_of_child() if warm.starts_others(wanted["module"], wanted["argv"]) else None
-    for own, stream in enumerate(streams):
+    # out of the way of the numbers that they get
+    held = [fcntl.fcntl(stream, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for stream in streams]
+    for stream in streams:
+        os.close(stream)
+    for own, stream in zip(wanted["files"], held, strict=True):
         os.dup2(stream, own)
         os.close(stream)
     warm.Popen.nursery, warm.Popen.allowed = nursery, nursery is not None

@@ -104,6 +104,12 @@ MORE = (
     "fsdp lion",
     "zero2 lion",
     "fsdp torchao 8 bit",
+    "ddp lora bf16",
+    "offload",
+    "zero1 bf16",
+    "fsdp schedule free bf16",
+    "ddp frozen bf16",
+    "zero2 frozen",
 )
 SOME = {name: case for name, case in TWO.items() if name not in MORE}
 

@@ -265,10 +265,10 @@ def test_pixels_are_kept_on_disk_and_are_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", MARKS)
 def test_random_rows_have_as_many_tokens_as_features(kind: str, tmp_path: Path) -> None:
-    """40 rows a family: marks, parts, turns, lengths at which rows are cut."""
+    """20 rows a family: marks, parts, turns, lengths at which rows are cut."""
     rng = random.Random(kind)
     rows = []
-    for _ in range(40):
+    for _ in range(20):
         images: list[str] = []
         messages = []
         for _ in range(rng.randint(1, 3)):
@@ -294,7 +294,7 @@ def test_random_rows_have_as_many_tokens_as_features(kind: str, tmp_path: Path) 
             config = config_for(rows, tmp_path, kind, on_too_long="truncate", **options)
             prepared = prepared_of(config, tmp_path)
             counts = prepared.counts
-            assert counts.rows_read == 40 and set(counts.skipped) <= {"image_cut", "answer_cut_off"}
+            assert counts.rows_read == 20 and set(counts.skipped) <= {"image_cut", "answer_cut_off"}
             source, loader = source_of_rows(prepared, config, seq_len=length), loader_of(prepared, config)
             for position in range(source.num_rows(0)):
                 batch = source.batch(0, [position])
