@@ -162,7 +162,7 @@ def _instead(path: str, key: str, value: Json, expected: str) -> str:
     if "one of" in expected:
         return f"use one of these values for {key}"
     meant = number_meant(key, value) if "number" in expected and isinstance(value, str) else None
-    return f"{key}: {meant}" if meant else _example(path)
+    return f"{key}: {meant}" if meant and meant != value else _example(path)
 
 
 def _owner(section: str, loc: list[str], winners: Mapping[str, Entry]) -> tuple[str, Entry | None]:

@@ -171,12 +171,13 @@ def near_shapes(rows: Sequence[Row], detect: Detect, where: str) -> Iterator[Dia
             " (next to path:)",
         )
 
-    for name in names if len(rows) == 1 else ():
-        inner = rows[0].get(name)
-        inside = [row for row in inner if isinstance(row, Mapping)] if isinstance(inner, list) else []
-        if inside and inside == inner and _shape(inside, detect) is not None:
+    for name in names:
+        lists = [inner for row in rows if isinstance(inner := row.get(name), list)]
+        inside = [row for inner in lists for row in inner if isinstance(row, Mapping)]
+        whole = len(lists) == len(rows) and len(inside) == sum(map(len, lists))
+        if inside and whole and _shape(inside, detect) is not None:
             yield codes.DATA_NOT_A_LIST(
-                f"the rows stand in a list '{name}' within one object",
+                f"the rows stand in a list '{name}' within {'one object' if len(rows) == 1 else 'each line'}",
                 where,
                 seen,
                 f"write one row per line: jq -c '.\"{name}\"[]' {Path(where).name} > rows.jsonl",

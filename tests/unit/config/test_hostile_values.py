@@ -84,7 +84,7 @@ def test_no_key_takes_a_whole_number_that_64_bits_do_not_hold():
 
 
 NUMERIC = re.compile(r"\b(float|int)\b")
-NO_NUMBERS = (".inf", "-.inf", ".nan", "1e400", "-1e400", "[.nan]", "[1.0, .inf]")
+NO_NUMBERS = (".inf", "-.inf", ".nan", "1e400", "'1e400'", "-1e400", "[.nan]", "[1.0, .inf]")
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
@@ -111,6 +111,9 @@ def test_no_numeric_key_takes_what_is_no_finite_number(value, tmp_path):
             load_config(str(yaml))
         places = [d.where for d in caught.value.diagnostics]
         assert f"{yaml}:{len(lines)}" in places, (key, str(caught.value))
+        assert not any(d.hint.endswith(": " + value.strip("'")) for d in caught.value.diagnostics), str(
+            caught.value
+        )
 
 
 def leaves_of(tree):

@@ -59,9 +59,11 @@ def test_columns_spelt_otherwise_are_named_and_the_line_that_is_told_reads_them(
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_rows_in_a_list_within_one_object_are_told_the_list(kind: str, tmp_path: Path) -> None:
-    told = refused(tmp_path / "rows.json", kind, json.dumps({"version": 1, "data": [ROWS[kind]] * 2}))
-    assert "jq -c '.\"data\"[]' rows.json" in told
+@pytest.mark.parametrize("lines", [1, 3])
+def test_rows_in_a_list_within_an_object_are_told_the_list(kind: str, lines: int, tmp_path: Path) -> None:
+    text = json.dumps({"version": 1, "data": [ROWS[kind]] * 2}) + "\n"
+    told = refused(tmp_path / "rows.jsonl", kind, text * lines)
+    assert "jq -c '.\"data\"[]' rows.jsonl" in told
 
 
 def test_a_table_without_a_line_of_names_is_told_so(tmp_path: Path) -> None:
