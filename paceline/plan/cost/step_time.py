@@ -433,8 +433,9 @@ def latency(group: Group, machine: Machine, c: SpeedCoefficients) -> float:
 def pass_time(
     group: Group, count: float, machine: Machine, c: SpeedCoefficients, message: float = math.inf
 ) -> float:
-    """Return the seconds of one all-gather or reduce-scatter of ``count`` bytes (the whole tensor), which are
-    sent in messages of ``message`` bytes, each with its latency.
+    """Return the seconds of one all-gather or reduce-scatter of ``count`` bytes (the whole tensor).
+
+    They are sent in messages of ``message`` bytes, each with its latency.
     """
     if group.size <= 1:
         return 0.0

@@ -1,5 +1,6 @@
-"""Check before a start that there is a row for each data-parallel rank and, where partial steps are dropped,
-for a step: by the rows as they are read, and as they are packed.
+"""Check before a start that the rows, as read and as packed, are enough for every data-parallel rank.
+
+Where partial steps are dropped, they must be enough for a step.
 """
 
 from __future__ import annotations
