@@ -21,6 +21,15 @@ FOLDER = Path(os.environ.get("PACELINE_PEERS") or Path.home() / ".cache/paceline
 PEERS = ("llamafactory", "axolotl", "trl", "swift")
 #: parts of wheels from PyPI that need CUDA's libraries where torch is the CPU build: of sound alone
 UNFIT = {"llamafactory": ("torchaudio/lib",)}
+#: program → repositories and their commits, of no package: newer sources than its release's, or others' code
+SOURCES = {
+    "llamafactory": {"hiyouga/LLaMA-Factory": "ff6d4d12eeb035d6ce06805a5733dd7b29f2ac30"},
+    "swift": {"MoonshotAI/Moonlight": "c2ad5b20c605086526a179d36901bfc41b52b44b"},
+    "trl": {
+        "allenai/open-instruct": "e6c3044aa6201c8bfa4573c1b03142af599e730d",
+        "huggingface/open-r1": "1416fa0cf21595d2083b399a2a0bbddd7f6e9563",
+    },
+}
 #: what a program wants to be told on a machine without accelerator and network
 VARIABLES = {
     "OMP_NUM_THREADS": "1",
@@ -48,6 +57,19 @@ def interpreter(name: str) -> str:
         for folder in UNFIT.get(name, ()):
             shutil.rmtree(next((FOLDER / name).glob(f"lib/*/site-packages/{folder}")))
     return str(python)
+
+
+def sources(name: str) -> dict[str, str]:
+    """Return the variable that names the folder of a program's SOURCES; those that are missing are fetched."""
+    for repository, commit in SOURCES.get(name, {}).items():
+        folder = FOLDER / "sources" / Path(repository).name
+        if not folder.exists():
+            git = ["git", "-C", str(folder)]
+            subprocess.run(["git", "init", "-q", str(folder)], check=True)
+            address = f"https://github.com/{repository}"
+            subprocess.run([*git, "fetch", "-q", "--depth", "1", address, commit], check=True)
+            subprocess.run([*git, "checkout", "-q", commit], check=True)
+    return {"PACELINE_SOURCES": str(FOLDER / "sources")}
 
 
 def torchvision(name: str) -> dict[str, str]:
@@ -78,7 +100,7 @@ def ask(
         question.write_text(json.dumps({"verb": verb, "given": list(given)}), encoding="utf-8")
         script = HERE / "inside" / f"in_{name}.py"
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | VARIABLES
-        environment |= variables or {}
+        environment |= {**sources(name), **(variables or {})}
         done = subprocess.run(
             [interpreter(name), str(script), str(question), str(answer)],
             env=environment,

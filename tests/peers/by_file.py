@@ -50,7 +50,7 @@ _OTHER = re.compile(
 )
 _IMAGES = re.compile(
     r"vl[-_/.]|[-_/.\d]vl\b|vision|omni|llava|pixtral|internvl|smolvlm|voxtral|audio|ocr|ovis|glm-?4\.[156]v\b"
-    r"|glm46v|mllm|multimodal|vlm|clevr|moss-?vl|orpheus"
+    r"|glm46v|tts|mllm|multimodal|vlm|clevr|moss-?vl|orpheus"
 )
 _IMAGE_KEYS = {"image_max_pixels", "video_max_pixels", "processor_type", "image_size", "freeze_vision_tower"}
 _MODELS = ("model_name_or_path", "base_model", "model", "template", "dataset")

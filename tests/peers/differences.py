@@ -16,12 +16,15 @@ import of_axolotl
 import of_llamafactory
 import of_swift
 import of_trl
-from small import ROWS, conversations, turn, write_lines
+from published import TOOL, as_published, registered
+from small import ROWS, conversations, template_tokens, turn, write_lines, write_model
 
 from paceline.config.import_export.argument_tables import table
 from paceline.core.json_types import as_object
 
 Keys = Mapping[str, object]
+#: a model of which an import sees no file
+UNSEEN = "nobody/model"
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Apart:
 
     ``key``: whose difference it is. ``beside``: keys that the import alone is given (None: it is not given
     them). ``rows``: writes other rows. FOLDER in a text is the case's folder. ``same``: that both are equal
-    is what is to be seen.
+    is what is to be seen. ``local``: names in the YAML that the import wrote → what stands for them here.
     """
 
     program: str
@@ -41,6 +44,7 @@ class Apart:
     beside: Keys = field(default_factory=dict)
     rows: Callable[[Path], None] = lambda folder: None
     same: bool = False
+    local: Keys = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Rows:
     rows: Callable[[Path], None] = lambda folder: None
     part: str = ""
     where: str = ""
+    local: Keys = field(default_factory=dict)
 
 
 def changed(program: str, given: Any, keys: Keys, folder: Path) -> Any:
@@ -91,6 +96,13 @@ def _rounded(folder: Path) -> None:
     model.save_pretrained(folder / "rounded")
 
 
+def _stored_in_bfloat16(folder: Path) -> None:
+    """Write the model's weights anew, in bfloat16."""
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(folder / "model").bfloat16().save_pretrained(folder / "model")
+
+
 def _experts(folder: Path) -> None:
     """Write a mixture of experts in the model's place."""
     import torch
@@ -118,12 +130,24 @@ def _experts(folder: Path) -> None:
 
 def _long(folder: Path) -> None:
     """Make one row in four longer than our default limit, and the model's positions with it."""
-    config = folder / "model/config.json"
+    from transformers import AutoTokenizer
+
+    config, tokenizer = folder / "model/config.json", AutoTokenizer.from_pretrained(folder / "model")
     config.write_text(config.read_text(encoding="utf-8").replace("512", "8192"), encoding="utf-8")
     rows = conversations()
     for row in rows[::4]:
-        row["messages"][1]["content"] = " ".join([row["messages"][1]["content"]] * 400)
+        answer = row["messages"][1]
+        times = 4096 // len(tokenizer.encode(answer["content"]))
+        answer["content"] = " ".join([answer["content"]] * times)
     write_lines(folder / "sft.jsonl", rows)
+
+
+def _several_answers(folder: Path) -> None:
+    """Join each conversation and the next, and write the templates' marks into the tokenizer."""
+    write_model(folder, template_tokens("axolotl_templates"))
+    rows = conversations()
+    joined = [one["messages"] + other["messages"] for one, other in zip(rows, rows[1:] + rows[:1], strict=True)]
+    write_lines(folder / "rows.jsonl", [{"messages": messages} for messages in joined])
 
 
 def _many_documents(folder: Path) -> None:
@@ -140,7 +164,6 @@ _FEW = {"micro_batch_size": 2, "gradient_accumulation_steps": 1}
 _SFT, _TRL, _SWIFT = of_axolotl.SMALL["sft"], of_trl.SMALL["sft"], of_swift.SMALL["sft full"]
 _FULL = of_llamafactory.SMALL["sft"]
 _SHAPED = {"lr_scheduler_type": "cosine", "warmup_steps": 2}
-_V1: Keys = {"model": "base", "train_dataset": "rows", "dist_config": {"name": "fsdpturbo"}, "bf16": True}
 
 
 def _of_axolotl() -> Iterator[Apart]:
@@ -171,9 +194,10 @@ def _of_axolotl() -> Iterator[Apart]:
     packed = {**_FEW, "micro_batch_size": 1, "sample_packing": True, "sequence_len": 96}
     for key in ("sample_packing_sequentially", "curriculum_sampling"):
         yield Apart(name, key, _SFT, {**packed, key: True}, packed)
-    four = {"adapter": "qlora", "load_in_4bit": True, "lora_model_dir": None}
-    packed_experts = {**four, "quantize_moe_experts": True}
-    yield Apart(name, "quantize_moe_experts", {**_SFT, **_LORA}, packed_experts, four, rows=_experts)
+    some: Keys = {"lora_model_dir": None, "lora_target_linear": None, "lora_target_modules": ["q_proj", "v_proj"]}
+    packed_experts = {**some, "quantize_moe_experts": True}
+    four = {"adapter": "qlora", "load_in_4bit": True}
+    yield Apart(name, "quantize_moe_experts", {**_SFT, **_LORA}, packed_experts, some, four, _experts)
     router = {"output_router_logits": True}
     for key in ("model_config", "model_config.output_router_logits"):
         yield Apart(
@@ -189,7 +213,7 @@ def _of_axolotl() -> Iterator[Apart]:
 
 
 def _of_others() -> Iterator[Apart]:
-    remote = {"model_name_or_path": "nobody/model"}
+    remote = {"model_name_or_path": UNSEEN, "model_revision": "v1"}
     yield Apart("trl", "trust_remote_code", _TRL, {"trust_remote_code": True}, {}, remote, same=True)
     name = "swift"
     yield Apart(
@@ -198,13 +222,20 @@ def _of_others() -> Iterator[Apart]:
         _SWIFT,
         {"torch_dtype": "float32"},
         {"torch_dtype": "bfloat16"},
-        {"torch_dtype": None, "model": "nobody/model"},
+        {"torch_dtype": None, "model": UNSEEN},
     )
     yield Apart(name, "optimizer", _SWIFT, {"optimizer": "muon", "weight_decay": "0.1"})
+    for share in ("0.5", "1"):
+        yield Apart(name, "lmbda", of_swift.SMALL["gkd"], {"lmbda": share, "seq_kd": "false"})
     few = {"per_device_train_batch_size": "2", "gradient_accumulation_steps": "1"}
     yield Apart(name, "streaming", _SWIFT, {**few, "streaming": "true"}, few)
     for case in ("reranker", "reranker listwise"):
         yield Apart(name, "loss_type", of_swift.SMALL[case], {}, rows=_many_documents)
+    published = {"dpo": "hjh0119/shareAI-Llama3-DPO-zh-en-emoji", "reranker": "MTEB/scidocs-reranking"}
+    for case, data in published.items():
+        theirs, of_ours, here = registered(data)
+        written = as_published(data)
+        yield Apart(name, "dataset", of_swift.SMALL[case], theirs, None, of_ours, written, local=here)
 
 
 def _of_llamafactory() -> Iterator[Apart]:
@@ -223,10 +254,17 @@ def _of_llamafactory() -> Iterator[Apart]:
     yield Apart(name, "stage", of_llamafactory.SMALL["kto"], {})
     yield Apart(name, "stage", of_llamafactory.SMALL["pt, not packed"], {"template": "default"})
     yield Apart(name, "train_on_prompt", of_llamafactory.SMALL["sft on the prompt, too"], {})
-    first: Keys = {"model": "base", "train_dataset": "rows", "peft_config": None}
+    yield Apart(name, "train_size", _FULL, {"train_size": 0.8}, {}, same=True)
+    stored = {"bf16": False, "fp16": False, "as_on_a_device": True}
+    yield Apart(name, "bf16", lora, stored, None, {"as_on_a_device": None}, _stored_in_bfloat16)
+    first: Keys = {"model": "base", "train_dataset": "rows"}
     yield Apart(name, "weight_decay", first, {"weight_decay": 0.1})
-    yield Apart(name, "optim_config", first, {"optim_config": {"name": "muon", "lr": 1e-2, "wd": 0.1}})
-    yield Apart(name, "optim_config.wd", first, {"optim_config": {"name": "muon", "lr": 1e-2, "wd": 0.1}})
+    muon = {"optim_config": {"name": "muon", "wd": 0.1}}
+    for key in ("optim_config", "optim_config.wd"):
+        yield Apart(name, key, first, muon)
+    turbo = {"dist_config": {"name": "fsdpturbo"}, "bf16": True}
+    alone = {"distributed_strategy: fsdp": "distributed_strategy: single"}
+    yield Apart(name, "bf16", first, turbo, rows=_experts, local=alone)
 
 
 def of_program(program: str) -> list[Apart]:
@@ -236,21 +274,81 @@ def of_program(program: str) -> list[Apart]:
 
 
 def _rows_of_axolotl() -> Iterator[Rows]:
-    for name in as_object(table("axolotl_templates")["templates"]):
-        written = {"chat_template": name, "sequence_len": 4096}
-        yield Rows("axolotl", "chat_template", _SFT, written, where=": of conversations without tools")
+    for name, formats in as_object(table("axolotl_templates")["templates"]).items():
+        end, where = as_object(formats)["end"], " of conversations without tools"
+        for ends in ({}, {"eot_tokens": [end]}) if end != "eos_token" else ({},):
+            written = {"chat_template": name, "sequence_len": 4096, **ends}
+            yield Rows("axolotl", "chat_template", _SFT, written, rows=_several_answers, where=where)
+
+
+def _rows_of_trl() -> Iterator[Rows]:
+    where = ", in a first token more, where the chat template writes none"
+    yield Rows("trl", "add_bos", _TRL, {"add_bos": True, "assistant_only_loss": True}, where=where)
+
+
+    unseen, here = {"dataset_name": UNSEEN}, {UNSEEN: "FOLDER/apart.jsonl"}
+    apart: Keys = {"dataset_name": "FOLDER/apart.jsonl"}
+    yield Rows("trl", "completion_only_loss", _TRL, apart, unseen, _completions, "", ": half of several turns", here)
+
+
+def _completions(folder: Path) -> None:
+    """Write conversations with prompt and completion apart; every second completion has several turns."""
+    talks = [row["messages"] for row in conversations()]
+    more = [[*talks[n - 1], talk[1]] for n, talk in enumerate(talks)]
+    rows = [
+        {"prompt": talk[:1], "completion": [talk[1], *more[n][: 2 * (n % 2)]]} for n, talk in enumerate(talks)
+    ]
+    write_lines(folder / "apart.jsonl", rows)
 
 
 def _rows_of_swift() -> Iterator[Rows]:
     drawn = {"dataset": f"FOLDER/sft.jsonl#{ROWS // 2}"}
     where = f", drawn of {ROWS}"
     yield Rows("swift", "dataset", _SWIFT, drawn, part="^#", where=where)
-    unseen = {"model": "nobody/model"}
+    unseen = {"model": UNSEEN}
     where = ": those of more tokens than data.max_length"
-    yield Rows("swift", "max_length", _SWIFT, {"max_length": None}, unseen, _long, where=where)
+    here = {UNSEEN: "FOLDER/model"}
+    yield Rows("swift", "max_length", _SWIFT, {"max_length": None}, unseen, _long, where=where, local=here)
+    for key, texts in (("model_name", ["小黄", "Xiao Huang"]), ("model_author", ["魔搭", "ModelScope"])):
+        theirs, of_ours, here = registered("swift/self-cognition")
+        both = {key: texts}
+        written, where = as_published("swift/self-cognition"), ": those in Chinese"
+        yield Rows("swift", key, _SWIFT, theirs | both, of_ours | both, written, "", where, here)
+    tools: Keys = {"agent_template": "react_en"}
+    yield Rows("swift", "agent_template", _SWIFT, tools, rows=_some_with_tools, where=": those with tools")
+    yield from _rows_of_a_head()
+    for name, where in (
+        ("AI-ModelScope/alpaca-gpt4-data-zh", "those whose input begins with 输入："),
+        ("AI-ModelScope/LongAlpaca-12k", "those whose answer begins with Answer:"),
+        ("AI-ModelScope/function-calling-chatml", "those with tools"),
+    ):
+        theirs, of_ours, here = registered(name)
+        part, where = "^ms-swift prepares", f": {where}"
+        yield Rows("swift", "dataset", _SWIFT, theirs, of_ours, as_published(name), part, where, here)
+
+
+def _rows_of_a_head() -> Iterator[Rows]:
+    """Yield the cases of ``task_type: seq_cls``: of texts, and of turns."""
+    base, key, turns = of_swift.SMALL["seq_cls"], "use_chat_template", ": turns of a user"
+    yield Rows("swift", key, base, {key: "false"}, where=turns)
+    yield Rows("swift", key, base, {}, rows=_texts, where=": texts")
+    unseen, here = {"model": UNSEEN, "model_type": None, "template": None}, {UNSEEN: "FOLDER/model"}
+    yield Rows("swift", "template", base, {}, unseen, where=turns, local=here)
+
+
+def _texts(folder: Path) -> None:
+    rows = [{"query": row["messages"][0]["content"], "label": row["label"]} for row in of_swift.rows("seq_cls")]
+    write_lines(folder / "seq_cls.jsonl", rows)
+
+
+def _some_with_tools(folder: Path) -> None:
+    rows = conversations()
+    for row in rows[::2]:
+        row["tools"] = json.dumps([{"type": "function", "function": TOOL}])
+    write_lines(folder / "sft.jsonl", rows)
 
 
 def rows_of_program(program: str) -> list[Rows]:
     """Return a program's cases of rows."""
-    made = {"axolotl": _rows_of_axolotl, "swift": _rows_of_swift}
+    made = {"axolotl": _rows_of_axolotl, "swift": _rows_of_swift, "trl": _rows_of_trl}
     return list(made[program]()) if program in made else []

@@ -75,6 +75,14 @@ SMALL: Mapping[str, Words] = {
         *("--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1"),
     ],
     "kto": ["rlhf", "--rlhf_type", "kto", "--tuner_type", "full", "--learning_rate", "1e-3"],
+    "gkd": [
+        *("rlhf", "--rlhf_type", "gkd", "--tuner_type", "full", "--learning_rate", "1e-3"),
+        *("--lmbda", "0", "--max_completion_length", "16"),
+    ],
+    "seq_cls": [
+        *("sft", "--task_type", "seq_cls", "--num_labels", "2", "--tuner_type", "full"),
+        *("--learning_rate", "1e-3"),
+    ],
     "rm": ["rlhf", "--rlhf_type", "rm", "--tuner_type", "full", "--learning_rate", "1e-3"],
     "embedding": [
         *("sft", "--task_type", "embedding", "--loss_type", "infonce", "--tuner_type", "full"),
@@ -167,6 +175,7 @@ def small(folder: Path, words: Words) -> Words:
     if task in _RETRIEVAL:
         write_ends(folder, given["template"][0], scores=task == "reranker")
     given |= {"model": [str(folder / "model")]}
+    given |= {"teacher_model": [str(folder / "model")]} if keys.get("rlhf_type") == ["gkd"] else {}
     kind = next(iter(keys.get("rlhf_type", [])), "") if verb == "rlhf" else task or verb
     given |= {"dataset": [str(write_lines(folder / f"{kind}.jsonl", rows(kind)))]}
     if given.get("tuner_type", ["lora"]) == ["lora"]:

@@ -15,9 +15,11 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import code_scores
 import ours
 from ask import ask
 from by_file import PROGRAMS
@@ -36,22 +38,30 @@ def main() -> None:
     """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ask", choices=list(PROGRAMS))
-    parser.add_argument("--match", default="", help="only keys that match this pattern")
+    parser.add_argument("--match", default="", help="only cases whose key and keys match this pattern")
     options = parser.parse_args()
-    asked: dict[str, str] = json.loads(ASKED.read_text(encoding="utf-8")) if ASKED.exists() else {}
     if options.ask:
-        cases = [one for one in of_program(options.ask) if re.search(options.match, one.key)]
+        anew: dict[str, str] = {}
+        cases = [one for one in of_program(options.ask) if re.search(options.match, f"{one.key} {one.theirs}")]
         largest: dict[str, float] = {}
         for shape, size in of_cases(options.ask, cases) if cases else ():
             largest[shape] = max(size, largest.get(shape, 0.0))
-        asked |= {shape: _losses(size) for shape, size in largest.items()}
-        rows = [one for one in rows_of_program(options.ask) if re.search(options.match, one.key)]
-        asked |= dict(of_rows(options.ask, rows)) if rows else {}
-        _write(ASKED, asked)
-    found = of_losses() | asked
+        anew |= {shape: _losses(size) for shape, size in largest.items() if not shape.endswith(": ")}
+        rows = [one for one in rows_of_program(options.ask) if re.search(options.match, f"{one.key} {one.theirs}")]
+        anew |= dict(of_rows(options.ask, rows)) if rows else {}
+        if options.ask == "trl" and re.search(options.match, "reward_funcs"):
+            with tempfile.TemporaryDirectory(prefix="paceline-sizes-") as name:
+                anew |= [code_scores.compared(Path(name))]
+        _write(ASKED, _asked() | anew)
+    found = of_losses() | _asked()
     for key, text in sorted(found.items()):
         print(f"{text}: {key}")
     _write(TO, found)
+
+
+def _asked() -> dict[str, str]:
+    found: dict[str, str] = json.loads(ASKED.read_text(encoding="utf-8"))
+    return found
 
 
 def _write(path: Path, texts: dict[str, str]) -> None:
@@ -79,7 +89,8 @@ def of_cases(program: str, cases: list[Apart]) -> Iterator[tuple[str, float]]:
             both = [case.theirs] if case.ours is None else [case.theirs, case.ours]
             places.append((len(trained), len(both)))
             trained += [changed(program, given, keys, folder) for keys in both]
-        answers = ask(program, "losses", trained, Path(name), timeout=7200)
+        unknown = {"ALLOW_EXTRA_ARGS": "1"}  # LLaMA-Factory's: a key that it does not know is left out
+        answers = ask(program, "losses", trained, Path(name), 7200, unknown)
         for case, folder, (place, count) in zip(cases, folders, places, strict=True):
             mine = answers[place : place + count]
             try:
@@ -92,10 +103,12 @@ def _one(case: Apart, given: Any, answers: list[Any], folder: Path) -> tuple[str
     if wrong := [answer["error"] for answer in answers if isinstance(answer, dict)]:
         raise ValueError(f"{case.program}: {wrong[0]}")
     seen = changed(case.program, given, case.beside, folder)
-    made = ours.imported(case.program, seen)
-    shape = shape_of(TRANSLATORS[case.program].name, case.key, made.said[case.key])
+    made = _local(ours.imported(case.program, seen), case, folder)
+    shape = shape_of(TRANSLATORS[case.program].name, case.key, made.said.get(case.key, ""))
     both = answers if len(answers) == 2 else [*answers, ours.losses(made, folder)]
     size = max(abs(a - b) for a, b in zip(*both, strict=True))
+    if case.key not in made.said and size > TOLERANCE:
+        raise ValueError(f"it is not said, and acts: {both}")
     if case.ours is not None and size <= TOLERANCE and not case.same:
         raise ValueError(f"it does not act: {both}")
     print(f"{shape} {dict(case.theirs)}: {both}: {size:.2g}; also said: {[*made.said]}", flush=True)
@@ -145,22 +158,43 @@ def of_rows(program: str, cases: list[Rows]) -> Iterator[tuple[str, str]]:
 def _rows_of(case: Rows, given: Any, theirs: Any, folder: Path) -> tuple[str, str]:
     if isinstance(theirs, dict):
         raise ValueError(f"{case.program}: {theirs['error']}")
-    made = ours.imported(case.program, changed(case.program, given, case.beside, folder))
+    made = _local(ours.imported(case.program, changed(case.program, given, case.beside, folder)), case, folder)
     wanted = re.compile(case.part)
     says = next(
         part for part in [made.said[case.key], *made.said[case.key].split("; ")] if wanted.search(part)
     )
     shape = shape_of(TRANSLATORS[case.program].name, case.key, says)
     mine = ours.tokens(made, folder)
-    rows = [(list(row["input_ids"]), list(row.get("labels") or [])) for row in theirs]
-    others = sum(not any(_alike(row, one) for one in mine) for row in rows)
-    size = f"{others} of {len(rows)} rows differ{case.where}"
+    rows = [(list(row["input_ids"]), _list(row.get("labels"))) for row in theirs]
+    apart = [min((_apart(row, one) for one in mine), default=_OTHER) for row in rows]
+    size = f"{sum(each > 0 for each in apart)} of {len(rows)} rows differ{case.where}"
+    if 0 < max(apart) < _OTHER:
+        size += f", in the loss of up to {max(apart)} of {max(len(ids) for ids, _ in rows)} tokens"
     print(f"{shape} {dict(case.theirs)}: {size}; ours {len(mine)}; also said: {[*made.said]}", flush=True)
     return shape, size
 
 
-def _alike(theirs: tuple[list[int], list[int]], ours_: tuple[list[int], list[int]]) -> bool:
-    return theirs[0] == ours_[0] and (not theirs[1] or theirs[1] == ours_[1])
+def _local(made: ours.Ours, case: Apart | Rows, folder: Path) -> ours.Ours:
+    """Return an import in whose YAML local files stand for names of the hub."""
+    text = made.text
+    for name, place in case.local.items():
+        text = text.replace(name, str(place).replace("FOLDER", str(folder)))
+    return replace(made, text=text)
+
+
+def _list(value: object) -> list[int]:
+    return list(value) if isinstance(value, list) else []  # the label of a whole text is none of a token
+
+
+#: how far apart rows of other tokens are
+_OTHER = 1 << 30
+
+
+def _apart(theirs: tuple[list[int], list[int]], ours_: tuple[list[int], list[int]]) -> int:
+    """Return how many tokens have loss in one row alone."""
+    if theirs[0] != ours_[0]:
+        return _OTHER
+    return sum(one != other for one, other in zip(theirs[1], ours_[1], strict=True)) if theirs[1] else 0
 
 
 if __name__ == "__main__":

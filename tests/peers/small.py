@@ -24,13 +24,14 @@ TOKENS = (
 _MARKS = re.compile(r"<[^<>\s'\"]{1,40}>|\[/?[A-Z_]{2,30}\]")
 
 
-def template_tokens() -> list[str]:
-    """Return every token-like mark of LLaMA-Factory's templates, and what ends their answers."""
-    found = table("llamafactory_templates")
+def template_tokens(name: str = "llamafactory_templates") -> list[str]:
+    """Return every token-like mark of a program's templates, and what ends their answers."""
+    found = table(name)
     ends = [
         end
         for formats in as_object(found["templates"]).values()
-        for end in as_list(as_object(formats).get("stop_words"))
+        for end in [*as_list(as_object(formats).get("stop_words")), as_object(formats).get("end")]
+        if end not in (None, "eos_token")
     ]
     marks = _MARKS.findall(json.dumps(found, ensure_ascii=False))
     return sorted({*marks, *map(str, ends), *TOKENS})

@@ -46,9 +46,29 @@ def losses(given: dict[str, object], folder: str) -> list[float]:
     """Train as `axolotl train` does; return the logged losses."""
     from axolotl.train import train
 
+    if given.pop("quantize_moe_experts", False):
+        _quantize_experts()
     cfg, rows = _rows(given, folder)
     _, _, trainer = train(cfg=cfg, dataset_meta=rows)
     return children.losses_of(trainer.state.log_history)
+
+
+def _quantize_experts() -> None:
+    """Round experts after they are loaded, as axolotl does meanwhile on a GPU alone (``moe_quant.py``)."""
+    from axolotl.loaders import ModelLoader
+    from bitsandbytes.nn.parametrize import replace_parameter_4bit
+
+    load = ModelLoader.load
+
+    def loaded(loader: Any) -> Any:
+        model, config = load(loader)
+        for name, parameter in list(model.named_parameters()):
+            place, _, last = name.rpartition(".")
+            if parameter.ndim >= 3 and "expert" in name:
+                replace_parameter_4bit(model.get_submodule(place), last, True, "nf4")
+        return model, config
+
+    ModelLoader.load = loaded
 
 
 def _rows(given: dict[str, object], folder: str) -> Any:

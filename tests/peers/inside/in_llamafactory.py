@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import children
 from image_trl import declare_operators
@@ -37,16 +40,34 @@ def tokens(given: dict[str, object], folder: str) -> list[dict[str, object]]:
 
 def losses(given: dict[str, Any], folder: str) -> list[float]:
     """Train as `llamafactory-cli train` does; return the logged losses."""
+    if "train_dataset" in given:
+        return _losses_of_version_1(given)
+    from llamafactory.extras import misc
     from llamafactory.train.tuner import run_exp
-    from llamafactory.v1.trainers.sft_trainer import run_sft
 
-    if "train_dataset" in given:  # version 1
-        run_sft(given)
-        logged = Path(str(given["output_dir"]), "trainer_log.jsonl").read_text().splitlines()
-        return [float(json.loads(line)["loss"]) for line in logged]
+    if given.pop("as_on_a_device", False):  # one that computes in bfloat16
+        misc._is_bf16_available = True
     run_exp(args={"output_dir": folder, **given})
     state = json.loads((Path(given.get("output_dir", folder)) / "trainer_state.json").read_text())
     return children.losses_of(state["log_history"])
+
+
+def _losses_of_version_1(given: dict[str, Any]) -> list[float]:
+    """Train by the sources of a commit behind the release (``ask.SOURCES``), in this child alone."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "llamafactory"]:
+        del sys.modules[name]
+    sys.path.insert(0, f"{os.environ['PACELINE_SOURCES']}/LLaMA-Factory/src")
+    from llamafactory.v1.trainers.dpo_trainer import run_dpo
+    from llamafactory.v1.trainers.sft_trainer import run_sft
+
+    # FSDPTurbo is no package of an index; with one process nothing of it is called
+    for name in ("expert_fully_shard_parallel", "expert_parallel"):
+        sys.modules[f"fsdp_turbo.distributed.expert_parallel.{name}"] = MagicMock()
+    sys.modules |= {"fsdp_turbo.fsdp_turbo_config": MagicMock(), "fsdp_turbo.utils.str_match": MagicMock()}
+    keys = {key: value for key, value in given.items() if key != "stage"}  # its command's word
+    (run_dpo if given.get("stage") == "dpo" else run_sft)(keys)
+    logged = Path(str(given["output_dir"]), "trainer_log.jsonl").read_text().splitlines()
+    return [float(json.loads(line)["loss"]) for line in logged]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
+from unittest.mock import MagicMock
 
 import children
 
@@ -44,7 +47,11 @@ def tokens(given: list[str], folder: str) -> list[dict[str, object]]:
 
 def _pipeline(given: list[str], folder: str) -> Any:
     from swift.pipelines import train
+    from transformers import TrainingArguments
 
+    # without a network it cannot clone the sources of its Muon, and 4.6.0 has no argument for their place
+    TrainingArguments.local_repo_path = f"{os.environ['PACELINE_SOURCES']}/Moonlight"
+    sys.modules["loguru"] = MagicMock()  # by which they log
     classes = {"sft": train.SwiftSft, "pt": train.SwiftPretrain, "rlhf": train.SwiftRLHF}
     name, *words = given
     more = ["--use_cpu", "true", "--add_version", "false", "--output_dir", folder]

@@ -58,8 +58,8 @@ def _swift() -> Mapping[str, Callable[[str, str], Any]]:
     return {name: scored(name) for name in ("accuracy", "format", "react_format")}
 
 
-def _open_r1(checkout: Path) -> Mapping[str, Callable[[str, str], Any]]:
-    """Its rewards; what they import of services that run programs is left out."""
+def rewards_of(checkout: Path) -> None:
+    """Make ``open_r1.rewards`` importable; what it imports of services that run programs is left out."""
     package = types.ModuleType("open_r1")
     package.__path__ = [str(checkout / "src/open_r1")]
     sys.modules["open_r1"] = package
@@ -76,6 +76,10 @@ def _open_r1(checkout: Path) -> Mapping[str, Callable[[str, str], Any]]:
         for each in names:
             setattr(module, each, None)
         sys.modules[name] = module
+
+
+def _open_r1(checkout: Path) -> Mapping[str, Callable[[str, str], Any]]:
+    rewards_of(checkout)
     from open_r1 import rewards
 
     functions = {

@@ -132,7 +132,21 @@ GRPO = "swift rlhf --rlhf_type grpo --model m --dataset d --reward_funcs accurac
                 ],
                 "data.train": [{"path": "d", "columns": {"answer": "solution"}}],
             },
-            {"vllm_mode"},
+            set(),
+            set(),
+        ),
+        (
+            (
+                "swift rlhf --rlhf_type dpo --model m --max_length 9 --torch_dtype float32"
+                " --dataset hjh0119/shareAI-Llama3-DPO-zh-en-emoji"
+            ),
+            {
+                "data.train": [
+                    {"path": "shareAI/DPO-zh-en-emoji", "replace": {"\N{VARIATION SELECTOR-16}": ""}}
+                    | {"columns": {"prompt": "question", "chosen": "answer_zh", "rejected": "answer_en"}}
+                ],
+            },
+            set(),
             set(),
         ),
         (

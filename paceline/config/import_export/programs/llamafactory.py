@@ -132,17 +132,14 @@ def _freezing(reader: KeyReader) -> None:
 
 
 def _muon_block(reader: KeyReader) -> None:
-    """``optim_config`` of version 1 (later than 0.9.5): Muon's rate and decay, which ignore
-    ``learning_rate``.
-    """
-    otherwise: JsonObject = {"lr": 1e-3, "wd": 0.1, "adamw_eps": 1e-8}
+    """``optim_config`` of version 1 (later than 0.9.5): Muon's decay; its rate is ``learning_rate``."""
+    otherwise: JsonObject = {"wd": 0.1, "adamw_eps": 1e-8}
     otherwise |= {"momentum": 0.95, "nesterov": True, "ns_steps": 5, "adamw_betas": [0.9, 0.95]}
     block = {**otherwise, **as_object(reader.given.get("optim_config"))}
     betas = as_list(block["adamw_betas"])
     made: JsonObject = {
         "optim": "muon",
         "optim_args": ",".join(f"{key}={block[key]}" for key in ("momentum", "nesterov", "ns_steps")),
-        "learning_rate": block["lr"],
         "weight_decay": block["wd"],
         "adam_beta1": betas[0],
         "adam_beta2": betas[1],
@@ -155,7 +152,7 @@ def _muon_block(reader: KeyReader) -> None:
     reader.differs(
         "optim_config.wd", "training.weight_decay", block["wd"], "norms and biases decay there, too"
     )
-    reader.nothing("learning_rate", "optim_config sets the rate: its lr, or 1e-3")
+    reader.nothing("optim_config.lr", "learning_rate takes its place")
 
 
 def _images(reader: KeyReader) -> None:

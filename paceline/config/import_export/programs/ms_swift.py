@@ -300,14 +300,14 @@ def server(reader: KeyReader) -> None:
         )
         return
     path = "training.rollout.server"
-    says = "start `vllm serve` there, not `swift rollout`"
+    note = "start `vllm serve` there, not `swift rollout`"
     ports = port if len(port) == len(host) else [*port[:1]] * len(host)
     several = [str(url) for url in base] or [
         f"http://{name}:{number}" for name, number in zip(host, ports, strict=True)
     ]
     if len(several) > 1:
         path = f"{path}s"
-    reader.differs("vllm_mode", path, list[Json](several) if len(several) > 1 else {"url": address}, says)
+    reader.keep("vllm_mode", path, list[Json](several) if len(several) > 1 else {"url": address}, note)
     keys = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "use_vllm")
     reader.mapped([key for key in keys if not reader.decided(key)], (path,))
 

@@ -45,6 +45,8 @@ def _sets(reader: KeyReader, key: str, name: str, command: str, columns: JsonObj
     name, marked, rows = name.rpartition("#") if "#" in name else (name, "", "")
     name, _, subsets = name.partition(":")
     known = as_object(as_object(table("swift_templates")["data"]).get(name))
+    # code of its own → the options with which the same rows are read here
+    alike = as_object(table("swift_templates")["alike"])
     if marked and rows.isdecimal():
         options["max_rows"] = int(rows)
         says = f"#{rows}: ms-swift draws as many rows at random, here they are the first"
@@ -55,7 +57,9 @@ def _sets(reader: KeyReader, key: str, name: str, command: str, columns: JsonObj
         reader.text("rlhf_type") in _ROLLOUTS or reader.text("task_type") in _TEXT_TASKS
     ):
         reader.lose(key, f"images are not read in rollouts, embedding models and rerankers: {name}")
-    elif by := known.get("by"):
+    elif (by := known.get("by")) in alike:
+        options |= as_object(alike[str(by)])
+    elif by:
         _notes(reader, key, f"ms-swift prepares the rows of {name} by code of its own ({by})")
     if name.rpartition("/")[2] == "self-cognition":
         options |= _of_a_model(reader, key, where, subsets)

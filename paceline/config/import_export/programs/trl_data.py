@@ -183,11 +183,13 @@ def _loss_on(reader: KeyReader) -> None:
         Path(reader.result.file).parent,
     )
     row = first_row(path, folder) if path else {}
-    completions = only is True or (only is None and {"prompt", "completion"} <= set(row))
-    if only is None and path and not row:
-        says = f"completions alone where rows have prompt and completion: {path} is not here to be seen"
-        reader.set("data.train_on", "completion", "completion_only_loss", says)
-        reader.mapped(("completion_only_loss", "assistant_only_loss"), ("data.train_on",))
+    apart = {"prompt", "completion"} <= set(row)
+    completions = only is True or (only is None and apart)
+    reader.mapped("assistant_only_loss", ("data.train_on",))
+    if (completions or only is None) and path and (not row or isinstance(row.get("completion"), list)):
+        says = "of rows with a completion apart TRL learns all turns, also a user's, and what is written after them"
+        value = "completion" if apart or not row else "all"
+        reader.differs("completion_only_loss", "data.train_on", value, says)
         return
     reader.set(
         "data.train_on",
@@ -195,4 +197,4 @@ def _loss_on(reader: KeyReader) -> None:
         "completion_only_loss",
         "TRL puts loss on completions where rows have prompt and completion, else on every token",
     )
-    reader.mapped(("completion_only_loss", "assistant_only_loss"), ("data.train_on",))
+    reader.mapped("completion_only_loss", ("data.train_on",))
