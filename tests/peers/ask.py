@@ -60,7 +60,7 @@ def interpreter(name: str) -> str:
 
 
 def sources(name: str) -> dict[str, str]:
-    """Return the variable that names the folder of a program's SOURCES; those that are missing are fetched."""
+    """Return the variable that names the folder of a program's SOURCES; what is missing is fetched."""
     for repository, commit in SOURCES.get(name, {}).items():
         folder = FOLDER / "sources" / Path(repository).name
         if not folder.exists():

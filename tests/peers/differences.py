@@ -33,7 +33,8 @@ class Apart:
 
     ``key``: whose difference it is. ``beside``: keys that the import alone is given (None: it is not given
     them). ``rows``: writes other rows. FOLDER in a text is the case's folder. ``same``: that both are equal
-    is what is to be seen. ``local``: names in the YAML that the import wrote → what stands for them here.
+    is what is to be seen; ``within``: how near, where the import names no difference. ``local``: names in the
+    YAML that the import wrote → what stands for them here.
     """
 
     program: str
@@ -44,6 +45,7 @@ class Apart:
     beside: Keys = field(default_factory=dict)
     rows: Callable[[Path], None] = lambda folder: None
     same: bool = False
+    within: float = 1e-4
     local: Keys = field(default_factory=dict)
 
 
@@ -146,7 +148,9 @@ def _several_answers(folder: Path) -> None:
     """Join each conversation and the next, and write the templates' marks into the tokenizer."""
     write_model(folder, template_tokens("axolotl_templates"))
     rows = conversations()
-    joined = [one["messages"] + other["messages"] for one, other in zip(rows, rows[1:] + rows[:1], strict=True)]
+    joined = [
+        one["messages"] + other["messages"] for one, other in zip(rows, rows[1:] + rows[:1], strict=True)
+    ]
     write_lines(folder / "rows.jsonl", [{"messages": messages} for messages in joined])
 
 
@@ -194,7 +198,11 @@ def _of_axolotl() -> Iterator[Apart]:
     packed = {**_FEW, "micro_batch_size": 1, "sample_packing": True, "sequence_len": 96}
     for key in ("sample_packing_sequentially", "curriculum_sampling"):
         yield Apart(name, key, _SFT, {**packed, key: True}, packed)
-    some: Keys = {"lora_model_dir": None, "lora_target_linear": None, "lora_target_modules": ["q_proj", "v_proj"]}
+    some: Keys = {
+        "lora_model_dir": None,
+        "lora_target_linear": None,
+        "lora_target_modules": ["q_proj", "v_proj"],
+    }
     packed_experts = {**some, "quantize_moe_experts": True}
     four = {"adapter": "qlora", "load_in_4bit": True}
     yield Apart(name, "quantize_moe_experts", {**_SFT, **_LORA}, packed_experts, some, four, _experts)
@@ -258,13 +266,13 @@ def _of_llamafactory() -> Iterator[Apart]:
     stored = {"bf16": False, "fp16": False, "as_on_a_device": True}
     yield Apart(name, "bf16", lora, stored, None, {"as_on_a_device": None}, _stored_in_bfloat16)
     first: Keys = {"model": "base", "train_dataset": "rows"}
-    yield Apart(name, "weight_decay", first, {"weight_decay": 0.1})
     muon = {"optim_config": {"name": "muon", "wd": 0.1}}
     for key in ("optim_config", "optim_config.wd"):
         yield Apart(name, key, first, muon)
     turbo = {"dist_config": {"name": "fsdpturbo"}, "bf16": True}
     alone = {"distributed_strategy: fsdp": "distributed_strategy: single"}
-    yield Apart(name, "bf16", first, turbo, rows=_experts, local=alone)
+    rounded = 2**-8 * 4  # of losses in bfloat16
+    yield Apart(name, "bf16", first, turbo, rows=_experts, within=rounded, local=alone)
 
 
 def of_program(program: str) -> list[Apart]:
@@ -285,10 +293,11 @@ def _rows_of_trl() -> Iterator[Rows]:
     where = ", in a first token more, where the chat template writes none"
     yield Rows("trl", "add_bos", _TRL, {"add_bos": True, "assistant_only_loss": True}, where=where)
 
-
     unseen, here = {"dataset_name": UNSEEN}, {UNSEEN: "FOLDER/apart.jsonl"}
     apart: Keys = {"dataset_name": "FOLDER/apart.jsonl"}
-    yield Rows("trl", "completion_only_loss", _TRL, apart, unseen, _completions, "", ": half of several turns", here)
+    yield Rows(
+        "trl", "completion_only_loss", _TRL, apart, unseen, _completions, "", ": half of several turns", here
+    )
 
 
 def _completions(folder: Path) -> None:
@@ -311,7 +320,7 @@ def _rows_of_swift() -> Iterator[Rows]:
     yield Rows("swift", "max_length", _SWIFT, {"max_length": None}, unseen, _long, where=where, local=here)
     for key, texts in (("model_name", ["小黄", "Xiao Huang"]), ("model_author", ["魔搭", "ModelScope"])):
         theirs, of_ours, here = registered("swift/self-cognition")
-        both = {key: texts}
+        both: Keys = {"model_name": "A", "model_author": "B", key: texts}
         written, where = as_published("swift/self-cognition"), ": those in Chinese"
         yield Rows("swift", key, _SWIFT, theirs | both, of_ours | both, written, "", where, here)
     tools: Keys = {"agent_template": "react_en"}
@@ -324,6 +333,7 @@ def _rows_of_swift() -> Iterator[Rows]:
     ):
         theirs, of_ours, here = registered(name)
         part, where = "^ms-swift prepares", f": {where}"
+        theirs = {**theirs, **tools}
         yield Rows("swift", "dataset", _SWIFT, theirs, of_ours, as_published(name), part, where, here)
 
 
@@ -331,13 +341,16 @@ def _rows_of_a_head() -> Iterator[Rows]:
     """Yield the cases of ``task_type: seq_cls``: of texts, and of turns."""
     base, key, turns = of_swift.SMALL["seq_cls"], "use_chat_template", ": turns of a user"
     yield Rows("swift", key, base, {key: "false"}, where=turns)
-    yield Rows("swift", key, base, {}, rows=_texts, where=": texts")
+    columns = {"columns": '{"sentence": "query"}'}
+    yield Rows("swift", key, base, columns, {"columns": None}, _texts, where=": texts")
     unseen, here = {"model": UNSEEN, "model_type": None, "template": None}, {UNSEEN: "FOLDER/model"}
     yield Rows("swift", "template", base, {}, unseen, where=turns, local=here)
 
 
 def _texts(folder: Path) -> None:
-    rows = [{"query": row["messages"][0]["content"], "label": row["label"]} for row in of_swift.rows("seq_cls")]
+    rows = [
+        {"sentence": row["messages"][0]["content"], "label": row["label"]} for row in of_swift.rows("seq_cls")
+    ]
     write_lines(folder / "seq_cls.jsonl", rows)
 
 

@@ -108,8 +108,8 @@ def of_file(program: str, file: Path) -> Iterator[Case]:
     except ConfigError:
         return
     trainer = algorithm_of(keys) if program == "trl" else str(keys.get("stage") or keys.get("rl") or "")
-    # a file of version 1 has no stage; 0.9.5 has none of its optimizers
-    first = "train_dataset" in keys and "optim_config" not in keys and "_dpo" not in file.name
+    # a file of version 1 has no stage
+    first = "train_dataset" in keys and "_dpo" not in file.name
     trains = program != "llamafactory" or "stage" in keys or first
     if trains and trainer not in _OF_ROLLOUTS:
         yield file.name, ((trainer, keys) if program == "trl" else keys)

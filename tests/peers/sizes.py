@@ -28,7 +28,7 @@ from losses import RECORDED, ROOT, TOLERANCE, small
 
 from paceline.config.import_export.import_config import TRANSLATORS
 from paceline.config.import_export.sizes import shape_of
-from paceline.core.errors import ConfigError
+from paceline.core.errors import PacelineError
 
 TO = ROOT / "paceline/config/import_export/arguments/sizes.json"
 ASKED = RECORDED.with_name("differences.json")
@@ -41,22 +41,25 @@ def main() -> None:
     parser.add_argument("--match", default="", help="only cases whose key and keys match this pattern")
     options = parser.parse_args()
     if options.ask:
-        anew: dict[str, str] = {}
-        cases = [one for one in of_program(options.ask) if re.search(options.match, f"{one.key} {one.theirs}")]
-        largest: dict[str, float] = {}
-        for shape, size in of_cases(options.ask, cases) if cases else ():
-            largest[shape] = max(size, largest.get(shape, 0.0))
-        anew |= {shape: _losses(size) for shape, size in largest.items() if not shape.endswith(": ")}
-        rows = [one for one in rows_of_program(options.ask) if re.search(options.match, f"{one.key} {one.theirs}")]
-        anew |= dict(of_rows(options.ask, rows)) if rows else {}
-        if options.ask == "trl" and re.search(options.match, "reward_funcs"):
-            with tempfile.TemporaryDirectory(prefix="paceline-sizes-") as name:
-                anew |= [code_scores.compared(Path(name))]
-        _write(ASKED, _asked() | anew)
+        for shape, size in _measured(options.ask, options.match):
+            _write(ASKED, _asked() | {shape: size})
     found = of_losses() | _asked()
     for key, text in sorted(found.items()):
         print(f"{text}: {key}")
     _write(TO, found)
+
+
+def _measured(program: str, match: str) -> Iterator[tuple[str, str]]:
+    cases = [one for one in of_program(program) if re.search(match, f"{one.key} {one.theirs}")]
+    largest: dict[str, float] = {}
+    for shape, size in of_cases(program, cases) if cases else ():
+        largest[shape] = max(size, largest.get(shape, 0.0))
+    yield from ((shape, _losses(size)) for shape, size in largest.items() if not shape.endswith(": "))
+    rows = [one for one in rows_of_program(program) if re.search(match, f"{one.key} {one.theirs}")]
+    yield from of_rows(program, rows) if rows else ()
+    if program == "trl" and re.search(match, "reward_funcs"):
+        with tempfile.TemporaryDirectory(prefix="paceline-sizes-") as name:
+            yield code_scores.compared(Path(name))
 
 
 def _asked() -> dict[str, str]:
@@ -95,7 +98,7 @@ def of_cases(program: str, cases: list[Apart]) -> Iterator[tuple[str, float]]:
             mine = answers[place : place + count]
             try:
                 yield _one(case, trained[place], mine, folder)
-            except (RuntimeError, ValueError, KeyError, ConfigError) as exc:
+            except (RuntimeError, ValueError, KeyError, PacelineError) as exc:
                 print(f"{case.key} {dict(case.theirs)}: not measured: {exc}", flush=True)
 
 
@@ -107,7 +110,7 @@ def _one(case: Apart, given: Any, answers: list[Any], folder: Path) -> tuple[str
     shape = shape_of(TRANSLATORS[case.program].name, case.key, made.said.get(case.key, ""))
     both = answers if len(answers) == 2 else [*answers, ours.losses(made, folder)]
     size = max(abs(a - b) for a, b in zip(*both, strict=True))
-    if case.key not in made.said and size > TOLERANCE:
+    if case.key not in made.said and size > case.within:
         raise ValueError(f"it is not said, and acts: {both}")
     if case.ours is not None and size <= TOLERANCE and not case.same:
         raise ValueError(f"it does not act: {both}")
@@ -151,14 +154,16 @@ def of_rows(program: str, cases: list[Rows]) -> Iterator[tuple[str, str]]:
         for case, folder, keys, theirs in zip(cases, folders, given, answers, strict=True):
             try:
                 yield _rows_of(case, keys, theirs, folder)
-            except (RuntimeError, ValueError, KeyError, ConfigError) as exc:
+            except (RuntimeError, ValueError, KeyError, PacelineError) as exc:
                 print(f"{case.key} {dict(case.theirs)}: not measured: {exc}", flush=True)
 
 
 def _rows_of(case: Rows, given: Any, theirs: Any, folder: Path) -> tuple[str, str]:
     if isinstance(theirs, dict):
         raise ValueError(f"{case.program}: {theirs['error']}")
-    made = _local(ours.imported(case.program, changed(case.program, given, case.beside, folder)), case, folder)
+    made = _local(
+        ours.imported(case.program, changed(case.program, given, case.beside, folder)), case, folder
+    )
     wanted = re.compile(case.part)
     says = next(
         part for part in [made.said[case.key], *made.said[case.key].split("; ")] if wanted.search(part)
@@ -167,7 +172,8 @@ def _rows_of(case: Rows, given: Any, theirs: Any, folder: Path) -> tuple[str, st
     mine = ours.tokens(made, folder)
     rows = [(list(row["input_ids"]), _list(row.get("labels"))) for row in theirs]
     apart = [min((_apart(row, one) for one in mine), default=_OTHER) for row in rows]
-    size = f"{sum(each > 0 for each in apart)} of {len(rows)} rows differ{case.where}"
+    others = sum(each > 0 for each in apart) + max(0, len(mine) - len(rows))
+    size = f"{others} of {max(len(mine), len(rows))} rows differ{case.where}"
     if 0 < max(apart) < _OTHER:
         size += f", in the loss of up to {max(apart)} of {max(len(ids) for ids, _ in rows)} tokens"
     print(f"{shape} {dict(case.theirs)}: {size}; ours {len(mine)}; also said: {[*made.said]}", flush=True)

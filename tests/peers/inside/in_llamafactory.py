@@ -53,21 +53,25 @@ def losses(given: dict[str, Any], folder: str) -> list[float]:
 
 
 def _losses_of_version_1(given: dict[str, Any]) -> list[float]:
-    """Train by the sources of a commit behind the release (``ask.SOURCES``), in this child alone."""
+    """Train a file of version 1; one that the release does not know by newer sources (``ask.SOURCES``)."""
+    if given.get("optim_config") or dict(given.get("dist_config") or {}).get("name") == "fsdpturbo":
+        _take_newer_sources()
+    from llamafactory.v1.trainers.sft_trainer import run_sft
+
+    run_sft(given)
+    logged = Path(str(given["output_dir"]), "trainer_log.jsonl").read_text().splitlines()
+    return [float(json.loads(line)["loss"]) for line in logged]
+
+
+def _take_newer_sources() -> None:
+    """Import the newer sources from now on, in this child alone."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "llamafactory"]:
         del sys.modules[name]
     sys.path.insert(0, f"{os.environ['PACELINE_SOURCES']}/LLaMA-Factory/src")
-    from llamafactory.v1.trainers.dpo_trainer import run_dpo
-    from llamafactory.v1.trainers.sft_trainer import run_sft
-
     # FSDPTurbo is no package of an index; with one process nothing of it is called
     for name in ("expert_fully_shard_parallel", "expert_parallel"):
         sys.modules[f"fsdp_turbo.distributed.expert_parallel.{name}"] = MagicMock()
     sys.modules |= {"fsdp_turbo.fsdp_turbo_config": MagicMock(), "fsdp_turbo.utils.str_match": MagicMock()}
-    keys = {key: value for key, value in given.items() if key != "stage"}  # its command's word
-    (run_dpo if given.get("stage") == "dpo" else run_sft)(keys)
-    logged = Path(str(given["output_dir"]), "trainer_log.jsonl").read_text().splitlines()
-    return [float(json.loads(line)["loss"]) for line in logged]
 
 
 if __name__ == "__main__":

@@ -65,7 +65,9 @@ def _tokens_of_open_instruct(keys: dict[str, Any]) -> list[dict[str, object]]:
     out.
     """
     sys.path.insert(0, f"{os.environ['PACELINE_SOURCES']}/open-instruct")
-    sys.modules |= {f"open_instruct.{name}": MagicMock() for name in ("launch_utils", "logger_utils", "utils")}
+    sys.modules |= {
+        f"open_instruct.{name}": MagicMock() for name in ("launch_utils", "logger_utils", "utils")
+    }
     from open_instruct import dataset_transformation as theirs
 
     config = theirs.TokenizerConfig(tokenizer_name_or_path=keys["model_name_or_path"], add_bos=True)
@@ -80,6 +82,9 @@ def scores(given: dict[str, Any], folder: str) -> float:
     sys.path.insert(0, str(Path(__file__).parent))
     import score_others
 
+    sys.modules |= {
+        name: MagicMock() for name in ("latex2sympy2_extended", "math_verify")
+    }  # of other rewards
     score_others.rewards_of(Path(os.environ["PACELINE_SOURCES"], "open-r1"))
     from open_r1 import rewards
 

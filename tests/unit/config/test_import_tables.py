@@ -87,7 +87,7 @@ FACTS = {"job", "named", "engine", "weights", "sees_images"}
 OLDER = {
     *("dpo_ftx", "evaluation_strategy", "kt_config.kt_expert_weight_format", "peft_config"),
     *("peft_config.name", "quant_config.name", "dist_config", "dist_config.name", "optim_config.name"),
-    "peft_config.adapter_name_or_path",
+    *("optim_config", "peft_config.adapter_name_or_path"),
     *(
         "fsdp_config.activation_checkpointing",
         "train_dataset",

@@ -36,7 +36,7 @@ def template(reader: KeyReader) -> None:
             )
         reader.nothing([k for k in ("template", *kwargs) if not reader.decided(k)], "plain text is read")
         return
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not name:
         reader.nothing("template", "the tokenizer's own template, as here")
     else:
         known = as_object(table("llamafactory_templates")["templates"])

@@ -5,9 +5,8 @@ An answer and its end token have loss; the answer's opening belongs to the quest
 
 from __future__ import annotations
 
-import re
-
 import difflib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +65,9 @@ def template(reader: KeyReader) -> None:
     if not formats:
         _unknown(reader, names, written)
     elif _NOT_TEXT.search(names[0]):
-        reader.lose("template", f"{names[0]} is of a model of another kind: diffusion and speech are not trained")
+        reader.lose(
+            "template", f"{names[0]} is of a model of another kind: diffusion and speech are not trained"
+        )
     elif "own" in formats:
         says = f"ms-swift writes {names[0]} by code of its own; here the tokenizer's template is used"
         reader.departs("template", says, unset=True)

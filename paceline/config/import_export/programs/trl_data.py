@@ -187,7 +187,8 @@ def _loss_on(reader: KeyReader) -> None:
     completions = only is True or (only is None and apart)
     reader.mapped("assistant_only_loss", ("data.train_on",))
     if (completions or only is None) and path and (not row or isinstance(row.get("completion"), list)):
-        says = "of rows with a completion apart TRL learns all turns, also a user's, and what is written after them"
+        says = "of rows with a completion apart TRL learns all turns, also a user's,"
+        says += " and what is written after them"
         value = "completion" if apart or not row else "all"
         reader.differs("completion_only_loss", "data.train_on", value, says)
         return
