@@ -323,7 +323,12 @@ def _rows_of_swift() -> Iterator[Rows]:
         both: Keys = {"model_name": "A", "model_author": "B", key: texts}
         written, where = as_published("swift/self-cognition"), ": those in Chinese"
         yield Rows("swift", key, _SWIFT, theirs | both, of_ours | both, written, "", where, here)
-    tools: Keys = {"agent_template": "react_en"}
+    theirs, of_ours, here = registered("swift/self-cognition")
+    thinks: Keys = {"template": "qwen3"}
+    part, beside = "empty thought", of_ours | {"dataset": "swift/self-cognition:empty_think"}
+    written = as_published("swift/self-cognition", "empty_think")
+    yield Rows("swift", "dataset", _SWIFT, theirs | thinks, beside, written, part, "", here)
+    tools: Keys = {"agent_template": "react_en", "max_length": "1024"}
     yield Rows("swift", "agent_template", _SWIFT, tools, rows=_some_with_tools, where=": those with tools")
     yield from _rows_of_a_head()
     for name, where in (

@@ -175,7 +175,8 @@ def small(folder: Path, words: Words) -> Words:
     if task in _RETRIEVAL:
         write_ends(folder, given["template"][0], scores=task == "reranker")
     given |= {"model": [str(folder / "model")]}
-    given |= {"teacher_model": [str(folder / "model")]} if keys.get("rlhf_type") == ["gkd"] else {}
+    if keys.get("rlhf_type") == ["gkd"]:
+        given |= {"teacher_model": [str(folder / "model")], "teacher_model_type": ["llama"]}
     kind = next(iter(keys.get("rlhf_type", [])), "") if verb == "rlhf" else task or verb
     given |= {"dataset": [str(write_lines(folder / f"{kind}.jsonl", rows(kind)))]}
     if given.get("tuner_type", ["lora"]) == ["lora"]:

@@ -36,12 +36,14 @@ PUBLISHED: Mapping[str, Callable[[str, str, int], Row]] = {
 }
 #: a plugin of ms-swift's: local rows are prepared as those of the data set
 _REGISTERED = """
-import dataclasses
+from swift.dataset import dataset_syntax
 from swift.dataset.dataset_meta import DATASET_MAPPING
-from swift.dataset.register import register_dataset
 [known] = [meta for meta in DATASET_MAPPING.values() if meta.ms_dataset_id == {name!r}]
-place = {{"ms_dataset_id": None, "hf_dataset_id": None, "dataset_path": {path!r}, "split": ["train"]}}
-register_dataset(dataclasses.replace(known, dataset_name="published", **place))
+known.ms_dataset_id, known.hf_dataset_id, known.dataset_path = None, None, {path!r}
+known.split = ["train"]
+parts = {{part.name: part.preprocess_func for part in known.subsets}}  # which a local file has none of
+known.subsets, known.preprocess_func = ["default"], parts.get({subset!r}, known.preprocess_func)
+dataset_syntax._dataset_meta_mapping = None
 """
 
 
@@ -55,14 +57,14 @@ def registered(name: str) -> tuple[Row, Row, Row]:
     return theirs, {"dataset": name, "external_plugins": None}, here
 
 
-def as_published(name: str) -> Callable[[Path], None]:
+def as_published(name: str, subset: str = "default") -> Callable[[Path], None]:
     """Return what writes a data set's rows, every second one with what ms-swift changes, and the plugin."""
 
     def written(folder: Path) -> None:
         talks = [[turn["content"] for turn in row["messages"]] for row in conversations()]
         rows = [PUBLISHED[name](*pair, number % 2) for number, pair in enumerate(talks)]
         path = write_lines(folder / "published.jsonl", rows)
-        text = _REGISTERED.format(name=name, path=str(path))
+        text = _REGISTERED.format(name=name, path=str(path), subset=subset)
         (folder / "registered.py").write_text(text, encoding="utf-8")
 
     return written

@@ -90,7 +90,7 @@ def _of_a_model(reader: KeyReader, key: str, where: str, subset: str) -> JsonObj
             reader.differs(f"model_{name}", where, texts, says)
     if subset:
         says = "an empty thought before each answer" + (", and /no_think" if subset != "empty_think" else "")
-        _notes(reader, key, f"swift/self-cognition:{subset} writes {says}; here the chat template does")
+        _notes(reader, key, f"swift/self-cognition:{subset} writes {says}, which here the chat template does")
     return {"replace": texts} if texts else {}
 
 
