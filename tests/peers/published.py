@@ -42,7 +42,7 @@ from swift.dataset.dataset_meta import DATASET_MAPPING
 known.ms_dataset_id, known.hf_dataset_id, known.dataset_path = None, None, {path!r}
 known.split = ["train"]
 parts = {{part.name: part.preprocess_func for part in known.subsets}}  # which a local file has none of
-known.subsets, known.preprocess_func = ["default"], parts.get({subset!r}, known.preprocess_func)
+known.subsets, known.preprocess_func = ["default"], parts.get({subset!r}) or known.preprocess_func
 dataset_syntax._dataset_meta_mapping = None
 """
 
