@@ -79,6 +79,8 @@ STORAGE = {
 OUTGROWN, MOST_OUTGROWN = 2.0, 1.0
 # Programs whose layers are fused kernels by default (Transformer Engine; flash-attn's norms and rotary).
 FUSED = ("megatron", "nemo", "internevo", "tinyllama")
+# Whose loss is flash-attn's, on logits in 16 bits (llm-foundry's ``fused_crossentropy`` is its default)
+HALF_LOSS = ("llm-foundry", "tinyllama")
 # What a program prints as its memory: torch's tensors alone, what its allocator holds, or the whole device's
 # use with the context. litgpt prints torch.cuda.max_memory_allocated() / 1e9, torchtune the active bytes'
 # peak, torchtitan the reserved bytes' peak; the others do not say and are read as nvidia-smi's.
@@ -249,7 +251,7 @@ def parse(row: dict[str, Any]) -> Row | None:
         fused=group.startswith(FUSED),
         gathering=Gathering(ends_apart=group.startswith(ENDS_APART)),
         outgrown=_outgrown(row),
-        half_loss="fp16 +" in text,
+        half_loss="fp16 +" in text or group.startswith(HALF_LOSS),
     )
     return Row(
         id=str(row["id"]),

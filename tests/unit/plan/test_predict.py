@@ -157,6 +157,14 @@ def test_zero_three_gathers_in_every_micro_batch_and_zero_one_once() -> None:
         assert (eight > 4 * one) is grows
 
 
+def test_fused_layers_of_another_program_save_less() -> None:
+    """No fp32 copies of norms, and of the gate its halves and their product."""
+    eager, fused = (peak_of(work(fused=each), C, 0) for each in (False, True))
+    a_layer = 4096 * work().shape.layers
+    assert eager.attention - fused.attention == a_layer * 4.0 * 4096
+    assert eager.mlp - fused.mlp == a_layer * (4.0 * 4096 + 2.0 * 14336)
+
+
 def test_gradients_travel_in_messages_that_each_wait() -> None:
     """On links so wide that only waiting is left: two passes in 400 MiB each, and half the model half as
     often.

@@ -20,6 +20,7 @@ from paceline.plan.workload.step_spec import OWN_LAYERS, StageSize, StepSpec
 BUCKET = 25 * 2**20  # DDP's default bucket size
 OWN_NORM = 4.0  # bytes per element: input and output of Paceline's RMSNorm in 16 bit, no fp32 copies
 OWN_NORM_CPU = 2.0  # on a CPU the output alone (scaled to fp32 by element / 2)
+FUSED_GATE = 3.0  # tensors of the inner width that another program's fused gate keeps: its halves and product
 LARGE_BUFFER = 20 * 2**20  # torch's CUDACachingAllocator: kLargeBuffer
 
 
@@ -302,13 +303,14 @@ def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
     fused = work.kernels == "fused"
     on_cpu = work.element == 4 and not work.machine.context
     own_norm = OWN_NORM_CPU if on_cpu else OWN_NORM
-    norm = own_norm * h if work.kernels in OWN_LAYERS else c.norm * h
+    norm = own_norm * h if work.kernels in OWN_LAYERS or work.fused else c.norm * h
     attention = norm + (4.0 * (q + kv) if fused else c.query * q + c.keys * kv)
     if work.cp > 1 and not work.ring:  # the attention's output both by heads and by tokens
         attention += 2.0 * q
     inner = shape.intermediate * max(1.0, _visited(work))
     second = 0.0 if work.shape.family.parallel_residual else norm
-    mlp = second + 2.0 * inner * (2.0 if fused or not work.shape.family.gated else c.gated)
+    kept = 2.0 if fused or not work.shape.family.gated else FUSED_GATE if work.fused else c.gated
+    mlp = second + 2.0 * inner * kept
     if fused:
         attention, mlp = attention * work.saves, mlp * work.saves
     if not work.flash:
