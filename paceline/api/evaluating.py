@@ -88,9 +88,10 @@ def evaluate(
     DataError, and PacelineError if a process fails.
     """
     paths = [models] if isinstance(models, (str, PathLike)) else list(models)
+    setting = dataset_setting(data, "data", cache_folder(os.environ))
     job: JsonObject = {
         "models": [os.fspath(model) for model in paths],
-        "data": data_of(data),
+        "data": {"path": setting} if isinstance(setting, str) else cast("list[JsonObject]", setting)[0],
         "overrides": settings_of(overrides),
         "checkpoints": checkpoints,
         "metrics": [
@@ -148,12 +149,6 @@ def generate(
         for prompt in prompts
     ]
     return answer(hf, tokenizer, prompts_of(tokenizer, conversations), sampling, batch_size=batch_size)
-
-
-def data_of(data: Rows) -> JsonObject:
-    """Return rows, or a path, as the data set of a job."""
-    setting = dataset_setting(data, "data", cache_folder(os.environ))
-    return {"path": setting} if isinstance(setting, str) else cast("list[JsonObject]", setting)[0]
 
 
 def settings_of(overrides: Overrides | None) -> list[Json]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,17 @@ Report = Callable[[str], None]
 Warn = Callable[[Iterable[Diagnostic]], None]
 
 
+@dataclass(frozen=True)
+class VerifyOptions:
+    """``against``: single, ddp or fsdp, empty for the strategy's own; ``steps`` of each run; ``probe``: also
+    split one global batch in several ways.
+    """
+
+    against: str = ""
+    steps: int = 5
+    probe: bool = True
+
+
 def verify(
     config: ConfigLike,
     *,
@@ -46,15 +58,13 @@ def verify(
     """
     source = source_of(config, overrides).with_overrides({"launch.nproc": nproc})
     kept = None if to is None else Path(to)
-    return verified(read(source, ruled=False), against=against, steps=steps, probe=probe, to=kept)
+    return verified(read(source, ruled=False), VerifyOptions(against, steps, probe), to=kept)
 
 
 def verified(
     loaded: Loaded,
+    options: VerifyOptions,
     *,
-    against: str,
-    steps: int,
-    probe: bool,
     to: Path | None,
     report: Report = lambda text: None,
     warn: Warn = lambda found: None,
@@ -64,7 +74,7 @@ def verified(
         folder = to.absolute() if to else Path(scratch)
         with written_for(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            verdict = _verified(loaded, folder, against, steps, probe, report, warn)
+            verdict = _verified(loaded, folder, options, report, warn)
             if to is not None:
                 (folder / "verify.json").write_text(json.dumps(verdict, indent=1) + "\n", encoding="utf-8")
                 report(f"the runs and verify.json are in {folder}\n")
@@ -72,7 +82,7 @@ def verified(
 
 
 def _verified(
-    loaded: Loaded, folder: Path, against: str, steps: int, probe: bool, report: Report, warn: Warn
+    loaded: Loaded, folder: Path, options: VerifyOptions, report: Report, warn: Warn
 ) -> VerifyReport:
     from paceline.launch.preflight.plan_job import planned
     from paceline.plan.model.read_config import model_config
@@ -84,12 +94,16 @@ def _verified(
     warn((*loaded.notes, *warnings))
     small = model_config(loaded.config.model, os.environ)
     requested, reference = runs_to_compare(
-        plan, small, steps=steps, against=against or reference_for(plan), folder=str(folder)
+        plan,
+        small,
+        steps=options.steps,
+        against=options.against or reference_for(plan),
+        folder=str(folder),
     )
     tolerance = TOLERANCES[plan.precision.compute]
     report(
-        f"{plan.strategy} ({plan.mesh}) against {reference.name} on {reference.nproc} process(es): {steps}"
-        f" steps in {plan.precision.compute}, {_size(requested.config)}\n"
+        f"{plan.strategy} ({plan.mesh}) against {reference.name} on {reference.nproc} process(es):"
+        f" {options.steps} steps in {plan.precision.compute}, {_size(requested.config)}\n"
     )
     if plan.strategy == reference.name:
         report("the strategy is its own reference: equal runs show only that they repeat\n")
@@ -106,7 +120,7 @@ def _verified(
         "rows": verdict.rows,
         "parted": verdict.parted,
     }
-    if probe:
+    if options.probe:
         _probe(outcome, gradient_checks(requested, str(folder)), folder, tolerance, report)
     return outcome
 

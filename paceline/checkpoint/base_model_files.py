@@ -31,12 +31,6 @@ def base_files(folder: Path) -> dict[str, bytes]:
     return {name: read_bytes(path) for name, path in _kept(folder)}
 
 
-def processor_files(folder: Path) -> dict[str, bytes]:
-    """Return the settings of image processors in a folder; empty if there is none. Raises OSError."""
-    files = sorted(folder.glob("*processor_config.json"))
-    return {path.name: read_bytes(path) for path in files if path.is_file()}
-
-
 def _kept(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted((*folder.iterdir(), *folder.glob(f"{TEMPLATES_FOLDER}/*.jinja"))):
         name = path.relative_to(folder).as_posix()

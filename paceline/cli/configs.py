@@ -238,7 +238,7 @@ def import_file(
     Raises ConfigError.
     """
     from paceline.config.import_export.commands.command_line import is_command, read_command
-    from paceline.config.import_export.commands.python_script import is_script, read_script
+    from paceline.config.import_export.commands.python_script import read_script
     from paceline.config.import_export.import_config import SYSTEMS, import_command, import_config
     from paceline.config.import_export.verdicts import as_json as to_json
     from paceline.config.import_export.verdicts import as_text
@@ -249,7 +249,7 @@ def import_file(
         raise ConfigError(
             codes.CLI_OPTION("there is no such system", "--from", system, f"one of: {', '.join(SYSTEMS)}")
         )
-    if is_script(file) and not arguments:
+    if Path(file).suffix == ".py" and Path(file).is_file() and not arguments:
         imported = import_command(read_script(file), system, algorithm)
     elif arguments or is_command(file):
         imported = import_command(read_command([file, *arguments]), system, algorithm)

@@ -130,12 +130,12 @@ def doctor_of_config(
     config: Path, overrides: Sequence[str], options: LaunchOptions, wait: float, *, as_json: bool
 ) -> None:
     """Check this node for the config's job, together with the job's other nodes. Exits."""
-    from paceline.doctor.nodes.check_nodes import check_nodes, check_one
+    from paceline.doctor.nodes.check_nodes import check_nodes
     from paceline.doctor.nodes.facts import open_job
 
     job = open_job(config, overrides, of_launcher(options), dict(os.environ))
     check_cluster(job.cluster)
-    verdict = check_nodes(job, wait) if job.cluster.num_nodes > 1 else check_one(job)
+    verdict = check_nodes(job, wait)
     if as_json:
         typer.echo(json.dumps(verdict.to_json(), indent=1, ensure_ascii=False))
     else:
@@ -159,9 +159,6 @@ def of_launcher(options: LaunchOptions) -> LaunchOptions:
         nnodes=options.nnodes or max(1, here.size // here.local_size),
         node_rank=here.rank // here.local_size if options.node_rank is None else options.node_rank,
         master_addr=options.master_addr or here.host or None,
-        master_port=options.master_port or _port(os.environ.get("MASTER_PORT", "")),
+        master_port=options.master_port
+        or (int(port) if (port := os.environ.get("MASTER_PORT", "")).isdecimal() else None),
     )
-
-
-def _port(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None

@@ -25,7 +25,6 @@ from paceline.cli.options import Overrides, RunFolder, RunOrUrl
 from paceline.cli.process import become, become_program
 from paceline.config.migrations import KEY, newest
 from paceline.config.registries.object_store_url import is_url
-from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.files import listed, open_run_file
 from paceline.core.rundir import RunDir
@@ -310,7 +309,8 @@ def write_site(to: Path, scheduler: str, given: Mapping[str, str], environ: Mapp
         if answer:
             answers[question.key] = answer
         elif question.is_needed:
-            problems.append(_unanswered(key, question))
+            problem = f"no answer, and nothing suggests one: {question.text}"
+            problems.append(codes.CLI_OPTION(problem, "launch --init", "", f"{key}=…"))
     if problems:
         raise ConfigError(*problems)
     to.write_text(_yaml(answers), encoding="utf-8")
@@ -396,11 +396,6 @@ def _fastest_interface() -> str:
 def _typed(question: SiteQuestion) -> str:
     # An empty answer leaves the key out
     return str(typer.prompt(question.text, default=question.suggested, err=True)).strip()
-
-
-def _unanswered(key: str, question: SiteQuestion) -> Diagnostic:
-    message = f"no answer, and nothing suggests one: {question.text}"
-    return codes.CLI_OPTION(message, "launch --init", "", f"{key}=…")
 
 
 def _yaml(answers: Mapping[str, str]) -> str:

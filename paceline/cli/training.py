@@ -159,14 +159,12 @@ def verify(
 
     Trains a small version of the config's model for a few steps under both, and compares the results.
     """
-    from paceline.api.verifying import verified
+    from paceline.api.verifying import VerifyOptions, verified
 
     loaded = load(config, overrides, {"launch.nproc": nproc} if nproc else {}, ruled=False)
     report = verified(
         loaded,
-        against=against,
-        steps=steps,
-        probe=probe,
+        VerifyOptions(against, steps, probe),
         to=to,
         report=partial(typer.echo, nl=False),
         warn=print_diagnostics,

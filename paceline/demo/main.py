@@ -142,7 +142,7 @@ def demo_further(recipe: AlgorithmDemo, options: argparse.Namespace, console: Co
     try:
         root.mkdir(parents=True, exist_ok=True)
         recipe.lay(root, start, options.seed)
-        yaml.write_text(recipe.yaml(root, run, start, options.seed, count, options.nproc), encoding="utf-8")
+        yaml.write_text(recipe.yaml(root, start, options.seed, count, options.nproc), encoding="utf-8")
     except OSError as error:
         raise steps.not_writable(root, error) from error
     console.print(

@@ -99,8 +99,8 @@ class AlgorithmDemo:
         if self.pairs:
             lay_pairs(root, start, seed, count=PAIRS * self.steps)
 
-    def yaml(self, root: Path, run: RunDir, start: HalfWay, seed: int, steps: int, nproc: int) -> str:
-        """Return the complete config."""
+    def yaml(self, root: Path, start: HalfWay, seed: int, steps: int, nproc: int) -> str:
+        """Return the complete config of a run below ``root``."""
         every, (rows, least, unit) = max(1, steps // 6), self.rows
         return f"""\
 # The demo's config: change a value and train again, e.g.
@@ -130,7 +130,7 @@ training:
   save_steps: {every}
   logging_steps: {self.values["logging_steps"]}
   report_to: [tensorboard]
-  output_dir: {quoted(run.root)}
+  output_dir: {quoted(root / self.algorithm)}
 """
 
 

@@ -151,7 +151,11 @@ def diagnose_run(run: RunDir, state: RunStanding) -> FailureReport:
     """Say what ended the run, or that nothing did."""
     last, errors, notices = _events(run)
     recorded = [*_exits(run), *errors, *_result(run)]
-    notes = tuple(_flight_notes(run))
+    notes = tuple(
+        f"[{finding.code}] {finding.found or finding.what}"
+        for finding in run_findings(run)
+        if finding.severity is not Severity.NOTE
+    )
     lost = _lost(last, state)
     if state.name in ("completed", "early_stopped", "running", "starting", "planned", "paused"):
         return FailureReport(False, f"the run is {state.name.replace('_', ' ')}, step {last}", notes=notes)
@@ -294,12 +298,6 @@ def _logs(run: RunDir) -> Iterator[LogFacts]:
         if path != run.training_log or not run.rank_log(0).is_file():
             with suppress(OSError), open_run_file(path) as file:
                 yield LogReader(str(path), rank_in_name(path)).read(read_lines(file))
-
-
-def _flight_notes(run: RunDir) -> Iterator[str]:
-    for finding in run_findings(run):
-        if finding.severity is not Severity.NOTE:
-            yield f"[{finding.code}] {finding.found or finding.what}"
 
 
 def _lost(last: int, state: RunStanding) -> str:

@@ -50,11 +50,6 @@ def attention_products(root: RootModule, batch: Batch, sequence_ranks: int = 1) 
     return {module: count for part in root.parts for module in attention_modules(part)}
 
 
-def is_trained(module: nn.Module) -> bool:
-    """Whether any of a module's own weights is trained."""
-    return any(parameter.requires_grad for parameter in module.parameters(recurse=False))
-
-
 def _weights(module: nn.Module, config: PretrainedConfig) -> float:
     """Return the number of a module's own weights that each token is multiplied with. That is all of a
     matrix, the part of stacked experts that a token uses, and none of an embedding.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.plan.hardware.device_kinds import CPU, KINDS
-from paceline.protocols.images import Images, images_to
+from paceline.protocols.images import Images
 
 IGNORE_INDEX = -100
 MISMATCHED = "mismatched"  # in ``Batch.others``: the same prompts, each with the answer to another one
@@ -150,7 +150,8 @@ class Batch:
             for name, value in self.extras.items()
         }
         tokens = {name: value.to(device, non_blocking=True) for name, value in self.tokens.items()}
-        return replace(self, **moved, extras=extras, tokens=tokens, images=images_to(self.images, device))
+        images = None if self.images is None else self.images.moved(lambda x: x.to(device, non_blocking=True))
+        return replace(self, **moved, extras=extras, tokens=tokens, images=images)
 
 
 class RowSource(Protocol):

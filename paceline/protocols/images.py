@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 
@@ -78,8 +77,3 @@ def consecutive(places: Sequence[int]) -> tuple[tuple[int, int], ...]:
         else:
             runs.append([place, place + 1])
     return tuple((start, end) for start, end in runs)
-
-
-def images_to(images: Images | None, device: torch.device) -> Images | None:
-    """Return ``images`` on ``device``; None stays None."""
-    return None if images is None else images.moved(lambda x: x.to(device, non_blocking=True))

@@ -128,7 +128,7 @@ def _steps(first: Attempt) -> Line:
     settled = _settled(first)
     text = f"{_short(seconds)} each: {total:,} steps take {human_seconds(total * seconds)}"
     numbers = {"step_seconds": seconds, "total_steps": float(total), "total_seconds": total * seconds}
-    if _rises(settled) and (ratio := _growth(settled)) >= GROWN:
+    if (ratio := _rise(settled)) >= GROWN:
         grows = codes.REHEARSE_STEP_GROWS(ratio=f"{ratio:.2f}", steps=len(settled))
         return _line("steps", grows, text, numbers)
     if not first.acted and first.code != ExitCode.OK:
@@ -325,14 +325,14 @@ def _rarer(seconds: float, share: float, first: Attempt) -> int:
     return math.ceil(seconds * (2 / share - 1) / max(step_seconds(first), 1e-9))
 
 
-def _rises(values: Sequence[float]) -> bool:
-    """Whether nearly every later value is larger than every earlier one (Mann and Kendall's test, n ≥ 4)."""
+def _rise(values: Sequence[float]) -> float:
+    """Return the median of the last third over that of the first; 0.0 unless nearly every later value is
+    larger than every earlier one (Mann and Kendall's test, at least 4 values).
+    """
     pairs = [later > earlier for i, earlier in enumerate(values) for later in values[i + 1 :]]
-    return len(values) >= 4 and sum(pairs) >= RISING * len(pairs)
-
-
-def _growth(values: Sequence[float]) -> float:
-    third = max(1, len(values) // 3)
+    if len(values) < 4 or sum(pairs) < RISING * len(pairs):
+        return 0.0
+    third = len(values) // 3
     return statistics.median(values[-third:]) / max(statistics.median(values[:third]), 1e-9)
 
 

@@ -73,7 +73,10 @@ def checked_job(
     notes: list[Diagnostic] = []
     forecast: Forecast | None = None
     try:
-        notes, forecast = _planned(_with_port(loaded), gpus, nproc, environ)
+        # The job's own command gives its ranks a port, so the plan need not look for a free one here
+        port = section.model_copy(update={"master_port": section.master_port or DEFAULT_PORT})
+        with_port = replace(loaded, config=config.model_copy(update={"launch": port}))
+        notes, forecast = _planned(with_port, gpus, nproc, environ)
     except ConfigError as error:
         problems += error.diagnostics
     if problems:
@@ -126,13 +129,6 @@ def gpus_per_node(config: Config, environ: Mapping[str, str]) -> int | None:
         return config.launch.gpus_per_node or 0
     here = probe_hardware(environ)
     return here.num_devices if is_accelerator(here.device) else None
-
-
-def _with_port(loaded: Loaded) -> Loaded:
-    """Return the config with a port: the job's own command gives its ranks one."""
-    section = loaded.config.launch
-    given = section.model_copy(update={"master_port": section.master_port or DEFAULT_PORT})
-    return replace(loaded, config=loaded.config.model_copy(update={"launch": given}))
 
 
 def _planned(
@@ -239,14 +235,9 @@ def _name(config: Config, stem: str, run: str) -> str:
     """Return the job's name; with an ``output_dir``, by which one file has several runs, a name of the run's
     own: an object of Kubernetes by the same name would be changed, not added.
     """
-    name = _slug(str(config.training.experiment_name or stem))
+    plain = re.sub(r"[^a-z0-9]+", "-", str(config.training.experiment_name or stem).lower()).strip("-")
+    name = plain[:_NAME_LENGTH].strip("-") or "run"  # a label of Kubernetes, and a job's name of Slurm
     if not config.training.output_dir:
         return name
     digest = hashlib.blake2b(run.encode("utf-8", "surrogateescape"), digest_size=3).hexdigest()
     return f"{name[: _NAME_LENGTH - 7].strip('-')}-{digest}"
-
-
-def _slug(text: str) -> str:
-    """Return a name that is a label of Kubernetes and a job's name of Slurm."""
-    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    return plain[:_NAME_LENGTH].strip("-") or "run"

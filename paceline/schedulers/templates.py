@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def environment(folder: Path) -> Environment:
         comment_end_string="#>",
     )
     made.filters["sh"] = _word
-    made.filters["argv"] = _argv
+    made.filters["argv"] = shlex.join
     return made
 
 
@@ -49,10 +49,6 @@ def codes_after(after: After) -> str:
 
 def _word(value: str | int | Path) -> str:
     return shlex.quote(str(value))
-
-
-def _argv(words: Sequence[str]) -> str:
-    return shlex.join(words)
 
 
 _PLAIN_KEY = re.compile(r"[A-Za-z][\w./-]*")

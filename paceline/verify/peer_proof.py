@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline.config.import_export.argument_tables import table
 from paceline.config.yaml_text.read_file import names, read_table
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.plan.model.shrink import shrunk
@@ -113,7 +114,7 @@ def peer_task(
     if adapter and system == "axolotl":
         keys |= {"adapter": "lora", "lora_model_dir": str(folder / "adapter"), "lora_target_linear": True}
         keys |= dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
-    templates = as_object(read_templates()).get(str(keys.get("template")))
+    templates = as_object(table("llamafactory_templates")).get(str(keys.get("template")))
     tokens: list[Json] = sorted({*_MARKS.findall(json.dumps(templates, ensure_ascii=False))})
     sibling: JsonObject = {
         "config": shrunk(config),
@@ -126,13 +127,6 @@ def peer_task(
 
 def _table(system: str) -> JsonObject:
     return as_object(read_table("proof", "import_export")[system])
-
-
-def read_templates() -> Json:
-    """Return LLaMA-Factory's templates."""
-    from paceline.config.import_export.argument_tables import table
-
-    return table("llamafactory_templates")
 
 
 def for_ours(task: PeerTask) -> JsonObject:

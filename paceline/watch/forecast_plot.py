@@ -111,7 +111,8 @@ def _memory(axes: Axes, rows: Sequence[Candidate], card: float) -> None:
     starts = [0.0] * len(rows)
     for label, terms, colour in STACK:
         sizes = [
-            scale * sum(_gib(row, name) for name in terms) for row, scale in zip(rows, scales, strict=True)
+            scale * sum(float(getattr(row.peak, name)) * row.memory_factor / GIB for name in terms)
+            for row, scale in zip(rows, scales, strict=True)
         ]
         if any(sizes):
             axes.barh(range(len(rows)), sizes, left=starts, height=BAR, color=colour, label=label)
@@ -137,10 +138,6 @@ def _memory(axes: Axes, rows: Sequence[Candidate], card: float) -> None:
         pad=5,
     )
     _plain(axes)
-
-
-def _gib(row: Candidate, term: str) -> float:
-    return float(getattr(row.peak, term)) * row.memory_factor / GIB
 
 
 def _inside(axes: Axes, end: float, number: int, text: str) -> None:

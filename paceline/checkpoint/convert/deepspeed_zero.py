@@ -112,7 +112,10 @@ def read_deepspeed(folder: Path, files: MappedFiles, names: ModelNames, *, momen
     """Return the state that DeepSpeed saved. Raises CheckpointError."""
     inner = deepspeed_folder(folder)
     assert inner is not None
-    model = _model_states(inner, files)
+    states = min((path for path in inner.iterdir() if _MODEL_STATES.fullmatch(path.name)), default=None)
+    if states is None:
+        raise incomplete("the folder has no *_model_states.pt", str(inner))
+    model = files.torch_file(states)
     ranks = [_rank(files.torch_file(path)) for path in _by_rank(inner, ZERO_OPTIMIZER)]
     shapes = [
         dict(_shapes(as_dict(group), model.where))
@@ -204,13 +207,6 @@ def _of_module(model: TorchFile, only: Sequence[Value] | None = None) -> dict[st
     values = as_dict(as_dict(model.content).get("module")).texts()
     wanted = ((name, value) for name, value in values if only is None or name in only)
     return {name: tensor for name, value in wanted if (tensor := model.tensor(value)) is not None}
-
-
-def _model_states(folder: Path, files: MappedFiles) -> TorchFile:
-    path = min((path for path in folder.iterdir() if _MODEL_STATES.fullmatch(path.name)), default=None)
-    if path is None:
-        raise incomplete("the folder has no *_model_states.pt", str(folder))
-    return files.torch_file(path)
 
 
 def _by_rank(folder: Path, names: re.Pattern[str]) -> list[Path]:
@@ -379,7 +375,10 @@ def read_universal(folder: Path, files: MappedFiles, names: ModelNames, *, momen
     """Return the state in a universal checkpoint. Raises CheckpointError."""
     zero = folder / ZERO
     there = sorted(path.name for path in zero.iterdir() if path.is_dir())
-    prefix = _prefix(there, names)
+    first = next(iter(names.parameters))
+    # A wrapper's prefix (``module.``) stands before every name; the shortest match has no more than that
+    matches = sorted((name for name in there if name == first or name.endswith(f".{first}")), key=len)
+    prefix = matches[0].removesuffix(first) if matches else ""
     folders = {f"{prefix}{name}" for name in names.parameters}
     unknown = [
         name for name in there if name not in folders and name.removeprefix(prefix) not in names.aliases
@@ -409,12 +408,6 @@ def read_universal(folder: Path, files: MappedFiles, names: ModelNames, *, momen
         state.left.append("buffers: a universal checkpoint has none; they are the model's own")
     state.left.append(SCHEDULER)
     return state
-
-
-def _prefix(there: list[str], names: ModelNames) -> str:
-    first = next(iter(names.parameters))
-    matches = sorted((name for name in there if name == first or name.endswith(f".{first}")), key=len)
-    return matches[0].removesuffix(first) if matches else ""
 
 
 def _tensor(files: MappedFiles, path: Path, shape: tuple[int, ...]) -> LazyTensor:

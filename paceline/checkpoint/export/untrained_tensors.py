@@ -118,12 +118,6 @@ def carried_state(folder: Path, name: str, revision: str | None, names: Collecti
     }
 
 
-def is_about(state: JsonObject, name: str, revision: str | None, names: Collection[str]) -> bool:
-    """Whether a checkpoint's record ``state`` covers these tensors of this folder."""
-    recorded = (state.get("name_or_path"), state.get("revision"), state.get("names"))
-    return recorded == (name, revision, sorted(names))
-
-
 def places_of(folder: Path, where: Path) -> dict[str, TensorBytes]:
     """Return every tensor of the folder's weight files. Raises OSError and CheckpointError."""
     places: dict[str, TensorBytes] = {}

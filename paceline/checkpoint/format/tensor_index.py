@@ -257,11 +257,6 @@ class TensorName:
         return name
 
 
-def encode_place(global_shape: tuple[int, ...], offsets: tuple[int, ...]) -> str:
-    """Return the metadata value of a block that is not the full tensor."""
-    return json.dumps({"global_shape": global_shape, "offsets": offsets}, separators=(",", ":"))
-
-
 def decode_place(
     encoded: str, metadata: Mapping[str, str], shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,6 @@ from paceline.checkpoint.format.tensor_index import (
     TensorName,
     TensorRows,
     build_index,
-    encode_place,
 )
 from paceline.checkpoint.format.verify_files import (
     CheckpointFolder,
@@ -224,7 +224,8 @@ def entries_of(shards: list[Shard]) -> tuple[list[TensorEntry], dict[str, str]]:
         shape = tuple(tensor.shape)
         entries.append(TensorEntry(name, tensor.dtype, shape, _given(tensor)))
         if shape != tuple(shard.global_shape):
-            metadata[name] = encode_place(tuple(shard.global_shape), tuple(shard.offsets))
+            place = {"global_shape": tuple(shard.global_shape), "offsets": tuple(shard.offsets)}
+            metadata[name] = json.dumps(place, separators=(",", ":"))
     return entries, metadata
 
 

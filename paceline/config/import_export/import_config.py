@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.config import codes
 from paceline.config.backend_files.detect import kind_of, not_imported, program_of
 from paceline.config.backend_files.json_text import json_lines, parse_json
-from paceline.config.import_export.argument_tables import Defaults, as_parsed
+from paceline.config.import_export.argument_tables import NO_TRACKERS, Defaults, as_parsed, defaults
 from paceline.config.import_export.commands.accelerate_options import (
     AccelerateJob,
     accelerate_job,
@@ -24,7 +24,7 @@ from paceline.config.import_export.commands.launcher_options import variables as
 from paceline.config.import_export.commands.other_jobs import refuse_other_file
 from paceline.config.import_export.decide_keys import Code, decide
 from paceline.config.import_export.import_backend_files import import_job
-from paceline.config.import_export.programs import axolotl, llamafactory, ms_swift, transformers, trl
+from paceline.config.import_export.programs import axolotl, llamafactory, ms_swift, trl
 from paceline.config.import_export.programs.ms_swift import ENVIRONMENT, OF_LOSSES
 from paceline.config.import_export.programs.transformers import NO_VALUE
 from paceline.config.import_export.verdicts import Finding, Imported, KeyReader, KeyVerdict, flat
@@ -59,7 +59,7 @@ TRANSLATORS = {
     ),
     "axolotl": Translator("axolotl", axolotl.CODE, lambda job: axolotl.axolotl_defaults(), parsed=False),
     "swift": Translator("ms-swift", ms_swift.CODE, ms_swift.swift_defaults, ms_swift.command_of),
-    "hf": Translator("Transformers", trl.CODE, lambda job: transformers.transformers_defaults()),
+    "hf": Translator("Transformers", trl.CODE, lambda job: {**defaults("transformers"), **NO_TRACKERS}),
 }
 _JOBS = ("deepspeed", "accelerate")
 #: whose null the programs themselves replace by the default

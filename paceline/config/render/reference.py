@@ -15,7 +15,6 @@ from paceline.config.sections.data import Dataset
 from paceline.config.sections.types import OneOf, Section
 from paceline.config.source import shown
 from paceline.core.diagnostics import all_codes
-from paceline.core.json_types import Json
 
 _HEAD = """# Configuration reference
 
@@ -72,14 +71,11 @@ def _inside(path: str, model: type[Section]) -> list[str]:
 def _table(prefix: str, model_fields: dict[str, FieldInfo]) -> str:
     rows = ["| key | type | default | |", "|---|---|---|---|"]
     for name, info in model_fields.items():
-        default = "" if info.is_required() else f"`{shown(name, _default(info))}`"
+        value = info.get_default(call_default_factory=False)
+        value = list(value) if isinstance(value, tuple) else value
+        default = "" if info.is_required() else f"`{shown(name, value)}`"
         rows.append(f"| `{name}` | {_kind(info)} | {default} | {_cell(str(info.description))} |")
     return "\n".join(rows) + "\n"
-
-
-def _default(info: FieldInfo) -> Json:
-    value = info.get_default(call_default_factory=False)
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _kind(info: FieldInfo) -> str:

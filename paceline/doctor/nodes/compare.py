@@ -74,7 +74,8 @@ class NodeComparison:
     def _versions(self) -> Iterator[Diagnostic]:
         for difference in self._each(lambda facts: facts.versions):
             severity = Severity.ERROR if difference.name in _MUST_AGREE else Severity.WARNING
-            if difference.name == "python" and not _same_minor(difference):
+            minor, usual = (text.rpartition(".")[0] for text in (difference.value, difference.usual))
+            if difference.name == "python" and minor != usual:
                 severity = Severity.ERROR
             where, shown = self.where(difference.ranks), self._shown(difference)
             yield codes.NODE_VERSION(where, shown, name=difference.name, severity=severity)
@@ -160,10 +161,6 @@ def on_nodes(finding: Diagnostic, where: str, ranks: Sequence[int]) -> Diagnosti
 
     place = f"{where}: {finding.where}" if finding.where else where
     return replace(finding, where=place, evidence={**finding.evidence, "nodes": list(ranks)})
-
-
-def _same_minor(difference: OddNodes) -> bool:
-    return difference.value.rpartition(".")[0] == difference.usual.rpartition(".")[0]
 
 
 def clock_findings(

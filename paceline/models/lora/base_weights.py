@@ -86,12 +86,6 @@ def measure_rows(hf: HFModel) -> None:
             lengths.copy_(torch.linalg.norm(whole.t() if layer.fan_in_fan_out else whole, dim=1))
 
 
-def stretch(weight: Tensor, lengths: Tensor, transposed: bool) -> None:
-    """Give the rows of ``weight`` ([out, in], or transposed) these lengths, in place."""
-    rows = weight.t() if transposed else weight
-    rows.mul_((lengths.to(weight) / torch.linalg.norm(rows, dim=1)).view(-1, 1))
-
-
 def _check(name: str, layer: Linear, init: str, started: bool) -> None:
     base = layer.get_base_layer()
     layer_name, shape = f"{name} ({type(base).__name__})", base.get_parameter("weight").shape
@@ -177,8 +171,10 @@ def add_product(
 
 
 def stretch_rows(transposed: bool, lengths: str, weight: Tensor, trained: Mapping[str, Tensor]) -> None:
-    """Give the rows of ``weight`` the lengths that were trained (DoRA)."""
-    stretch(weight, trained[lengths], transposed)
+    """Give the rows of ``weight`` ([out, in], or transposed) the lengths that were trained (DoRA), in
+    place."""
+    rows = weight.t() if transposed else weight
+    rows.mul_((trained[lengths].to(weight) / torch.linalg.norm(rows, dim=1)).view(-1, 1))
 
 
 def rotate_inputs(key: str, weight: Tensor, trained: Mapping[str, Tensor]) -> None:

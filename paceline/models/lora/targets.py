@@ -90,17 +90,16 @@ def beside_text(hf: HFModel, targets: Collection[str]) -> str:
     modules of the text as well. Empty if there are none.
     """
     parts = parts_of(hf.config.model_type)
-    named = {target: {bool(in_part(n, parts)) for n in _ending(hf, target)} for target in targets}
+    modules = [name for name, _ in hf.named_modules()]
+    named = {
+        target: {bool(in_part(n, parts)) for n in modules if n == target or n.endswith(f".{target}")}
+        for target in targets
+    }
     both = sorted(target for target, places in named.items() if len(places) == 2)
     if not both:
         return ""
     paths, names = ("|".join(map(re.escape, some)) for some in (parts, both))
     return rf"(model\.)?({paths})\.(.*\.)?({names})"
-
-
-def _ending(hf: HFModel, target: str) -> list[str]:
-    """Return the modules that ``target`` names by the end of their names."""
-    return [n for n, _ in hf.named_modules() if n == target or n.endswith(f".{target}")]
 
 
 def check_parameters(hf: HFModel, spec: AdapterSpec) -> None:

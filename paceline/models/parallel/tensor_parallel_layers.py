@@ -23,12 +23,12 @@ from paceline.models.lora.expert_lora import FusedExperts
 from paceline.models.module_tensors import replaced
 from paceline.models.parallel.tp_regions import (
     Group,
+    ReduceScatter,
     block_of,
     copy_to_tp,
     gather,
     local,
     reduce_from_tp,
-    reduce_scatter,
     split,
 )
 from paceline.models.replace_forward import own_class
@@ -125,7 +125,10 @@ def rowwise(
         with local_parameters(linear, tensors.group, hide="bias"):
             out: Tensor = forward(x)
         cut = not splits and tensors.is_sharded(module)
-        out = reduce_scatter(out, tensors.group, _TOKENS) if cut else reduce_from_tp(out, tensors.group)
+        if cut:
+            out = ReduceScatter.apply(out, tensors.group, _TOKENS)
+        else:
+            out = reduce_from_tp(out, tensors.group)
         bias = local(linear._parameters.get("bias"))
         if bias is None:
             return out

@@ -229,11 +229,6 @@ def split(x: Tensor, group: Group, dim: int) -> Tensor:
     return ScatterToTP.apply(x, group, dim)
 
 
-def reduce_scatter(x: Tensor, group: Group, dim: int) -> Tensor:
-    """See ``ReduceScatter``."""
-    return ReduceScatter.apply(x, group, dim)
-
-
 def exchange(x: Tensor, group: Group, *, split: int, join: int) -> Tensor:
     """See ``AllToAll``."""
     return AllToAll.apply(x, group, split, join)

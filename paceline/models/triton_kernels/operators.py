@@ -64,78 +64,57 @@ def adamw_rounded(
     torch.ops.paceline.adamw_rounded(weight, grad, mean, square, numbers, keys, first)
 
 
-def _rms_norm_shapes(x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-    rows = x.numel() // x.shape[-1]
-    return x.new_empty(x.shape), x.new_empty(rows, dtype=torch.float32)
-
-
-def _rms_norm_backward_shapes(
-    grad: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float, programs: int
-) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), rstd.new_empty(programs, x.shape[-1])
-
-
-def _gated_shapes(gate: Tensor, up: Tensor, tanh: bool) -> Tensor:
-    return gate.new_empty(gate.shape)
-
-
-def _gated_backward_shapes(gate: Tensor, up: Tensor, grad: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
-
-
-def _rotary_shapes(
-    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, direction: float
-) -> tuple[Tensor, Tensor]:
-    return query.new_empty(query.shape), key.new_empty(key.shape)
-
-
-def _nll_gradient_shapes(raw: Tensor, labels: Tensor, scale: float, softcap: float) -> tuple[Tensor, Tensor]:
-    return raw.new_empty(raw.shape[0], dtype=torch.float32), labels.new_empty(labels.shape)
-
-
-def _nothing(*_: object) -> None:
-    return None
-
-
+# The fourth of each row makes empty results on the meta device: what torch.compile traces shapes with
 for _schema, _on_device, _on_cpu, _shapes in (
     (
         "rms_norm(Tensor x, Tensor weight, float eps, float offset) -> (Tensor, Tensor)",
         launch.rms_norm,
         reference.rms_norm,
-        _rms_norm_shapes,
+        lambda x, *_: (x.new_empty(x.shape), x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)),
     ),
     (
         "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor rstd, float offset, int programs)"
         " -> (Tensor, Tensor)",
         launch.rms_norm_backward,
         reference.rms_norm_backward,
-        _rms_norm_backward_shapes,
+        lambda grad, x, weight, rstd, offset, programs: (
+            x.new_empty(x.shape),
+            rstd.new_empty(programs, x.shape[-1]),
+        ),
     ),
-    ("gated(Tensor gate, Tensor up, bool tanh) -> Tensor", launch.gated, reference.gated, _gated_shapes),
+    (
+        "gated(Tensor gate, Tensor up, bool tanh) -> Tensor",
+        launch.gated,
+        reference.gated,
+        lambda gate, *_: gate.new_empty(gate.shape),
+    ),
     (
         "gated_backward(Tensor gate, Tensor up, Tensor(a!) grad, bool tanh) -> (Tensor, Tensor)",
         launch.gated_backward,
         reference.gated_backward,
-        _gated_backward_shapes,
+        lambda gate, *_: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)),
     ),
     (
         "rotary(Tensor query, Tensor key, Tensor cos, Tensor sin, float direction) -> (Tensor, Tensor)",
         launch.rotary,
         reference.rotary,
-        _rotary_shapes,
+        lambda query, key, *_: (query.new_empty(query.shape), key.new_empty(key.shape)),
     ),
     (
         "nll_gradient(Tensor(a!) raw, Tensor labels, float scale, float softcap) -> (Tensor, Tensor)",
         launch.nll_gradient,
         reference.nll_gradient,
-        _nll_gradient_shapes,
+        lambda raw, labels, *_: (
+            raw.new_empty(raw.shape[0], dtype=torch.float32),
+            labels.new_empty(labels.shape),
+        ),
     ),
     (
         "adamw_rounded(Tensor(a!) weight, Tensor grad, Tensor(b!) mean, Tensor(c!) square, float[] numbers,"
         " int[] keys, int first) -> ()",
         launch.adamw_rounded,
         reference.adamw_rounded,
-        _nothing,
+        lambda *_: None,
     ),
 ):
     _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]

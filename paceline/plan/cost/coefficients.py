@@ -103,8 +103,3 @@ def spread(kind: str) -> tuple[float, float]:
     ``kind``: ``memory``, ``speed`` or ``low_precision`` (the speed of products in 8 or 4 bits).
     """
     return _tables().spread[kind]
-
-
-def speed_spread(low_precision: str) -> tuple[float, float]:
-    """Return the spread of speed; ``low_precision``: of the products, empty in 16 bits."""
-    return spread("low_precision" if low_precision else "speed")

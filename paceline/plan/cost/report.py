@@ -11,7 +11,7 @@ from paceline.config.sections.training_scale import ScaleFields
 from paceline.core.json_types import Json, JsonObject
 from paceline.core.units import human_bytes, human_count, human_seconds
 from paceline.plan.cost.advice import advice, escalated
-from paceline.plan.cost.coefficients import speed_spread, spread
+from paceline.plan.cost.coefficients import spread
 from paceline.plan.cost.goodput import goodput
 from paceline.plan.cost.search import GIB, Candidate, SearchSpec, best_of_each, fastest, host_bytes, search
 from paceline.plan.strategies.spec import strategy_spec
@@ -229,7 +229,7 @@ def _reliability(f: Forecast) -> list[str]:
     lines: list[str] = []
     cluster = f.spec.cluster
     low, high = spread("memory")
-    slow, fast = speed_spread(next((c.work.low_precision for c in f.rows if c.work.low_precision), ""))
+    slow, fast = spread("low_precision" if any(c.work.low_precision for c in f.rows) else "speed")
     lines += wrapped(
         "spread",
         f"measured divided by predicted, for 80 % of published rows: memory {low:.2f} to"

@@ -417,8 +417,3 @@ def _ids(vocabulary: Json) -> dict[str, float]:
     if not isinstance(vocabulary, list):
         raise ValueError("no vocabulary")
     return {str(pair[0]): float(index) for index, pair in enumerate(vocabulary) if isinstance(pair, list)}
-
-
-def is_here(tokenizer: str | None) -> bool:
-    """Whether a tokenizer's rows are known: it is a local folder whose ``tokenizer.json`` can be read."""
-    return tokenizer is not None and tokenizer_rows(Path(tokenizer).expanduser(), ()) is not None

@@ -146,13 +146,10 @@ def _by_rate(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]], group
     parts: dict[float, list[nn.Parameter]] = {1.0: []}
     for parameter in cast("list[nn.Parameter]", group["params"]):
         parts.setdefault(ratios[id(parameter)], []).append(parameter)
+    rates = {ratio: {"lr": spec.learning_rate * ratio, RATIO: ratio} for ratio in parts if ratio != 1.0}
     return [
-        {**group, "params": members, **_rates(spec, ratio)} for ratio, members in parts.items() if members
+        {**group, "params": members, **rates.get(ratio, {})} for ratio, members in parts.items() if members
     ]
-
-
-def _rates(spec: OptimizerSpec, ratio: float) -> Group:
-    return {} if ratio == 1.0 else {"lr": spec.learning_rate * ratio, RATIO: ratio}
 
 
 def _ratio(spec: OptimizerSpec, name: str, parameter: nn.Parameter) -> float:

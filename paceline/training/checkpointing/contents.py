@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.checkpoint.base_model_files import base_files, join_folders, processor_files
+from paceline.checkpoint.base_model_files import base_files, join_folders
 from paceline.checkpoint.export.architecture import VISION, gives_scores
 from paceline.checkpoint.export.untrained_tensors import STATE_KEY
 from paceline.checkpoint.load.start_folder import START_FOLDER
 from paceline.config.sections.model import ModelSection
 from paceline.core.errors import CheckpointError
+from paceline.core.files import read_bytes
 from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.data.chat_template.template_texts import templates_in
 from paceline.data.prepare.prepare import Prepared
@@ -124,8 +125,11 @@ def kept_files(model: ModelSection, tokenizer: Path) -> dict[str, bytes]:
     processor's settings from the folder that ``model.tokenizer`` names.
     """
     folder = None if model.name_or_path is None else weights_folder(model.name_or_path, model.revision)
-    new = {} if model.tokenizer is None else processor_files(Path(model.tokenizer).expanduser())
-    kept = new if folder is None else base_files(folder)
+    if folder is not None:
+        kept = base_files(folder)
+    else:
+        here = Path(model.tokenizer).expanduser().glob("*processor_config.json") if model.tokenizer else ()
+        kept = {path.name: read_bytes(path) for path in sorted(here) if path.is_file()}
     added = model.add_tokens or model.add_special_tokens or model.special_tokens
     changed = added or model.chat_template or model.chat_template_kwargs
     unchanged = model.tokenizer in (None, model.name_or_path) and not changed

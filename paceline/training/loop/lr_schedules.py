@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -58,12 +59,8 @@ def learning_rate_schedule(
 
     if name in DEEPSPEED:
         try:
-            run = {
-                "base_lr": base_lr,
-                "warmup": warmup_count(warmup_steps, total_steps),
-                "total": total_steps,
-            }
-            schedule = partial(DEEPSPEED[name], **run, **dict(kwargs or {}))
+            run = RateOfRun(base_lr, warmup_count(warmup_steps, total_steps), total_steps)
+            schedule = partial(DEEPSPEED[name], run, **dict(kwargs or {}))
             schedule(0)  # an argument that it rejects ends the start, not the first step
             return schedule
         except (TypeError, ValueError) as exc:
@@ -108,42 +105,45 @@ def _misfit(name: str, exc: Exception) -> ConfigError:
 # at the start of the warm-up. ``total_num_steps`` None means the length of the run.
 
 
+@dataclass(frozen=True)
+class RateOfRun:
+    """A run's learning rate, and its steps: of the warm-up, and in ``total``."""
+
+    base_lr: float
+    warmup: int
+    total: int
+
+
 def warmup_lr(
+    run: RateOfRun,
     step: int,
-    base_lr: float,
-    warmup: int,
-    total: int,
     *,
     warmup_min_lr: float = 0.0,
     warmup_type: str = "log",
 ) -> float:
     """WarmupLR: from ``warmup_min_lr`` to ``base_lr`` over ``warmup`` steps, then ``base_lr``."""
-    gamma = _ramp(step, warmup, warmup_type)
-    return warmup_min_lr + (base_lr - warmup_min_lr) * (1.0 if gamma is None else gamma)
+    gamma = _ramp(step, run.warmup, warmup_type)
+    return warmup_min_lr + (run.base_lr - warmup_min_lr) * (1.0 if gamma is None else gamma)
 
 
 def warmup_decay_lr(
+    run: RateOfRun,
     step: int,
-    base_lr: float,
-    warmup: int,
-    total: int,
     *,
     total_num_steps: int | None = None,
     warmup_min_lr: float = 0.0,
     warmup_type: str = "log",
 ) -> float:
     """WarmupDecayLR: the same warm-up, then linear to ``warmup_min_lr`` at ``total_num_steps``."""
-    gamma, end = _ramp(step, warmup, warmup_type), total_num_steps or total
+    gamma, end = _ramp(step, run.warmup, warmup_type), total_num_steps or run.total
     if gamma is None:
-        gamma = max(0.0, (end - (step - 1)) / max(1.0, end - _warmup_length(warmup)))
-    return warmup_min_lr + (base_lr - warmup_min_lr) * gamma
+        gamma = max(0.0, (end - (step - 1)) / max(1.0, end - _warmup_length(run.warmup)))
+    return warmup_min_lr + (run.base_lr - warmup_min_lr) * gamma
 
 
 def warmup_cosine_lr(
+    run: RateOfRun,
     step: int,
-    base_lr: float,
-    warmup: int,
-    total: int,
     *,
     total_num_steps: int | None = None,
     warmup_min_ratio: float = 0.0,
@@ -151,21 +151,21 @@ def warmup_cosine_lr(
     warmup_type: str = "log",
 ) -> float:
     """WarmupCosineLR: ratios of ``base_lr``; the very first step has rate 0."""
-    gamma, start = _ramp(step, warmup, warmup_type), _warmup_length(warmup)
-    end = total_num_steps or total
-    if step == 0 and warmup > 0:
+    gamma, start = _ramp(step, run.warmup, warmup_type), _warmup_length(run.warmup)
+    end = total_num_steps or run.total
+    if step == 0 and run.warmup > 0:
         return 0.0
     if gamma is not None:
-        return base_lr * (warmup_min_ratio + gamma * (1.0 - warmup_min_ratio))
+        return run.base_lr * (warmup_min_ratio + gamma * (1.0 - warmup_min_ratio))
     progress = min(1.0, (step - start) / max(1, end - start))
-    return base_lr * max(0.0, cos_min_ratio + (1.0 - cos_min_ratio) * (1 + math.cos(math.pi * progress)) / 2)
+    return run.base_lr * max(
+        0.0, cos_min_ratio + (1.0 - cos_min_ratio) * (1 + math.cos(math.pi * progress)) / 2
+    )
 
 
 def one_cycle(
+    run: RateOfRun,
     step: int,
-    base_lr: float,
-    warmup: int,
-    total: int,
     *,
     cycle_min_lr: float,
     cycle_first_step_size: float = 2000,
@@ -187,17 +187,15 @@ def one_cycle(
     counts = cycle_first_stair_count, cycle_first_stair_count if stairs is None else stairs
     length = first + second
     if step - 1 < length:
-        return cycle_min_lr + (base_lr - cycle_min_lr) * _cycle(step, first, second, counts)
+        return cycle_min_lr + (run.base_lr - cycle_min_lr) * _cycle(step, first, second, counts)
     if not decay_step_size or not decay_lr_rate:
         return cycle_min_lr
     return cycle_min_lr / (1 + decay_lr_rate * ((step - length) / decay_step_size))
 
 
 def lr_range_test(
+    run: RateOfRun,
     step: int,
-    base_lr: float,
-    warmup: int,
-    total: int,
     *,
     lr_range_test_step_size: int = 2000,
     lr_range_test_step_rate: float = 1.0,
@@ -210,7 +208,7 @@ def lr_range_test(
         raise ValueError("lr_range_test_step_size must be above 0")
     interval = step / lr_range_test_step_size
     steps = math.floor(interval) if lr_range_test_staircase else interval
-    return base_lr * (1 + lr_range_test_step_rate * steps)
+    return run.base_lr * (1 + lr_range_test_step_rate * steps)
 
 
 DEEPSPEED: Mapping[str, Callable[..., float]] = {

@@ -30,7 +30,7 @@ from paceline.data.prepare.fingerprint import definition
 from paceline.data.prepare.prepare import train_fingerprint_of
 from paceline.data.rows.kinds.base import row_kind
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.plan.model.read_config import is_here
+from paceline.plan.model.read_config import tokenizer_rows
 from paceline.plan.plan import Plan
 from paceline.training import codes
 from paceline.training.checkpointing.resume_compatibility import (
@@ -127,12 +127,11 @@ def _same_training(
 def _other_rows(config: Config, plan: Plan, saved: JsonObject) -> Iterator[Diagnostic]:
     """Find a randomly initialised model whose vocabulary differs from the checkpoint's."""
     before, now = saved.get("vocab_size"), plan.shape.vocab if plan.shape else None
-    if (
-        config.model.config
-        and is_here(config.model.tokenizer)
-        and None not in (before, now)
-        and before != now
-    ):
+    tokenizer = config.model.tokenizer
+    if not config.model.config or tokenizer is None or None in (before, now) or before == now:
+        return
+    # Before the start a tokenizer's rows are known only from a local folder; None for one of the hub
+    if tokenizer_rows(Path(tokenizer).expanduser(), ()) is not None:
         yield codes.RESUME_OTHER_MODEL(
             "the checkpoint's embedding has another number of rows than the model that this run draws",
             plan.model_key,

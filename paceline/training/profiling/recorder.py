@@ -19,7 +19,7 @@ from paceline.config.sections.training_steps import Profile
 from paceline.core.diagnostics import Diagnostic, Severity
 from paceline.core.json_types import JsonObject
 from paceline.core.rundir import RunDir
-from paceline.models.flops import attention_products, is_trained, multiply_adds
+from paceline.models.flops import attention_products, multiply_adds
 from paceline.models.replace_forward import own_class
 from paceline.plan.plan import Plan
 from paceline.protocols.batch import Batch
@@ -152,8 +152,10 @@ class Profiles:
             return forward
         attention = attention_products(handle.root, batch)
         again = 2 + self.recomputes
+        # A module's own weights alone: those of its submodules count where they are multiplied
+        trained = {m for m in forward if any(p.requires_grad for p in m.parameters(recurse=False))}
         return {
-            module: again * count + (count if is_trained(module) else attention.get(module, 0.0))
+            module: again * count + (count if module in trained else attention.get(module, 0.0))
             for module, count in forward.items()
         }
 

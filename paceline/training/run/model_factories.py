@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from paceline.checkpoint.export.untrained_tensors import carried_state, is_about
+from paceline.checkpoint.export.untrained_tensors import carried_state
 from paceline.config.schema import Config
 from paceline.config.sections.model import ModelSection
 from paceline.config.sections.rollout import RolloutOptions
@@ -91,7 +91,8 @@ class Models:
             return {}
         local = Path(model.name_or_path)
         name = str(local.resolve()) if local.is_dir() else model.name_or_path
-        if is_about(before, name, model.revision, tensors.carried):
+        same = {"name_or_path": name, "revision": model.revision, "names": sorted(tensors.carried)}
+        if before.items() >= same.items():
             return before
         return carried_state(tensors.folder, name, model.revision, tensors.carried)
 

@@ -198,7 +198,9 @@ class RunIndex:
             self.findings.begin(rank)
             self.bands.pop(str(rank), None)
         if b'"kind":"time_bands"' in block:
-            for line in lines[_last_start(lines) :]:
+            # Bands of attempts before the last start are another run's time
+            starts = [n for n, line in enumerate(lines) if b'"kind":"run_started"' in line]
+            for line in lines[max(starts, default=0) :]:
                 if b'"kind":"time_bands"' in line:
                     self._take_bands(rank, _object(line))
         if b'"kind":"error"' in block:
@@ -279,11 +281,6 @@ class RunIndex:
 
 
 _KEPT = ("started", "finished", "restarts", "bands", "seconds", "last_time", "begun_time", "last_step")
-
-
-def _last_start(lines: list[bytes]) -> int:
-    """Return the number of the last line that begins an attempt, 0 if none does."""
-    return max((n for n, line in enumerate(lines) if b'"kind":"run_started"' in line), default=0)
 
 
 _DECODER = json.JSONDecoder(parse_constant=str)  # NaN and infinities as texts, which ``_number`` reads

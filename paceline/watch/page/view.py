@@ -9,7 +9,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -125,7 +125,10 @@ class RunView:
                 "num_samples": len(index.samples),
                 "num_checkpoints": len(index.checkpoints),
                 "last_checkpoint": max(index.checkpoints, default=None),
-                "bands": mean_bands(index.bands),
+                "bands": {
+                    name: sum(rank[name] for rank in index.bands.values()) / len(index.bands)
+                    for name in (BANDS if index.bands else ())
+                },
                 "result": {k: v for k, v in result.items() if k != "diagnostics"},
                 "ranks": self._ranks(plan, each or 0.0),
                 **described(plan),
@@ -369,8 +372,3 @@ class Runs:
 
 def _float(value: Json) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
-
-
-def mean_bands(bands: Mapping[str, Mapping[str, float]]) -> JsonObject:
-    """Return the ranks' mean seconds by kind in this attempt; empty before the first are written."""
-    return {name: sum(rank[name] for rank in bands.values()) / len(bands) for name in BANDS} if bands else {}

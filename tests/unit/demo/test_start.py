@@ -68,7 +68,7 @@ def test_every_recipe_is_a_config_that_reaches_its_files(algorithm: str, tmp_pat
     start, recipe = HalfWay(material, root / "start", 0.4, {}), RECIPES[algorithm]
     recipe.lay(root, start, 11)
     yaml = root / f"{algorithm}.yaml"
-    yaml.write_text(recipe.yaml(root, RunDir.at(root / algorithm), start, 11, 30, 2), encoding="utf-8")
+    yaml.write_text(recipe.yaml(root, start, 11, 30, 2), encoding="utf-8")
     config = load_config(str(yaml)).config
     assert (
         config.training.algorithm == algorithm

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from paceline.checkpoint.export.gguf.config_values import (
@@ -27,13 +28,12 @@ from paceline.checkpoint.export.gguf.config_values import (
 )
 from paceline.checkpoint.export.gguf.tensors import (
     TensorChange,
-    heads_tiled,
     inputs_tiled,
-    keys_in_pairs,
     minus_exponential,
     plus_one,
-    queries_in_pairs,
     queries_keys_values,
+    rotary_pairs,
+    tiled,
     transposed,
     values_tiled,
     without_ones,
@@ -98,8 +98,8 @@ _EXPERTS: Mapping[str, Source] = {
 }
 _SHARED: Mapping[str, Source] = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 _PAIRS = (
-    TensorChange(r"attn_q\.(weight|bias)", queries_in_pairs),
-    TensorChange(r"attn_k\.(weight|bias)", keys_in_pairs),
+    TensorChange(r"attn_q\.(weight|bias)", partial(rotary_pairs, num_heads="num_attention_heads")),
+    TensorChange(r"attn_k\.(weight|bias)", partial(rotary_pairs, num_heads="num_key_value_heads")),
 )
 _NORMS = TensorChange(r"norm\.weight", plus_one, exact=False)
 _SHARED_GATE = TensorChange(r"ffn_gate_inp_shexp\.weight", without_ones)
@@ -122,7 +122,7 @@ _QWEN35: Mapping[str, Source] = {
 _QWEN35_CHANGES = (
     TensorChange(r"(?<!ssm_)norm\.weight", plus_one, exact=False),
     TensorChange(r"ssm_a", minus_exponential, exact=False),
-    TensorChange(r"ssm_(a|dt\.bias|alpha\.weight|beta\.weight)", heads_tiled),
+    TensorChange(r"ssm_(a|dt\.bias|alpha\.weight|beta\.weight)", partial(tiled, width=1)),  # one row a head
     TensorChange(r"(attn_gate|attn_qkv|ssm_conv1d)\.weight", values_tiled),
     TensorChange(r"ssm_conv1d\.weight", without_ones),
     TensorChange(r"ssm_out\.weight", inputs_tiled),

@@ -132,20 +132,13 @@ class TensorChange:
     exact: bool = True
 
 
-def _pairs(tensor: Tensor, heads: int) -> Tensor:
-    """Rows of each head as GGUF's Llama rotates them: pairs side by side, not half a head apart."""
+def rotary_pairs(tensor: Tensor, config: JsonObject, *, num_heads: str) -> Tensor:
+    """Interleave the rows of each head as GGUF's Llama rotates them: pairs side by side, not half a head
+    apart. ``num_heads``: the config's key of how many there are.
+    """
+    heads = whole(config, num_heads)
     parts = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
     return parts.swapaxes(1, 2).reshape(tensor.shape)
-
-
-def queries_in_pairs(tensor: Tensor, config: JsonObject) -> Tensor:
-    """Interleave the rows of each query head."""
-    return _pairs(tensor, whole(config, "num_attention_heads"))
-
-
-def keys_in_pairs(tensor: Tensor, config: JsonObject) -> Tensor:
-    """Interleave the rows of each key head."""
-    return _pairs(tensor, whole(config, "num_key_value_heads"))
 
 
 def plus_one(tensor: Tensor, config: JsonObject) -> Tensor:
@@ -175,25 +168,20 @@ def queries_keys_values(tensor: Tensor, config: JsonObject) -> Tensor:
     return parts.swapaxes(0, 1).reshape(tensor.shape)
 
 
-def _tiled(tensor: Tensor, config: JsonObject, width: int) -> Tensor:
+def tiled(tensor: Tensor, config: JsonObject, width: int) -> Tensor:
     """Reorder value heads from grouped by key head to interleaved over key heads; ``width`` rows a head."""
     keys, values = whole(config, "linear_num_key_heads"), whole(config, "linear_num_value_heads")
     parts = tensor.reshape(keys, values // keys, width, *tensor.shape[1:])
     return parts.swapaxes(0, 1).reshape(tensor.shape)
 
 
-def heads_tiled(tensor: Tensor, config: JsonObject) -> Tensor:
-    """Reorder a tensor with one row per value head."""
-    return _tiled(tensor, config, 1)
-
-
 def values_tiled(tensor: Tensor, config: JsonObject) -> Tensor:
     """Reorder the rows that produce value heads: all rows of a tensor, or those after queries and keys."""
     width = whole(config, "linear_value_head_dim")
     first = tensor.shape[0] - width * whole(config, "linear_num_value_heads")
-    return torch.cat([tensor[:first], _tiled(tensor[first:], config, width)])
+    return torch.cat([tensor[:first], tiled(tensor[first:], config, width)])
 
 
 def inputs_tiled(tensor: Tensor, config: JsonObject) -> Tensor:
     """Reorder the columns that take value heads."""
-    return _tiled(tensor.T, config, whole(config, "linear_value_head_dim")).T
+    return tiled(tensor.T, config, whole(config, "linear_value_head_dim")).T

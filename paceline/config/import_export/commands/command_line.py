@@ -21,7 +21,7 @@ from paceline.config.import_export.commands.launchers import (
 from paceline.config.import_export.commands.open_values import NotKnown
 from paceline.config.import_export.commands.other_jobs import (
     is_other_job,
-    program_names,
+    known_jobs,
     refuse_other_job,
 )
 from paceline.config.import_export.commands.shell_script import Ran, Script
@@ -125,7 +125,8 @@ def is_command(text: str) -> bool:
     if Path(text).suffix in _SHELL and Path(text).is_file():
         return True
     names = [Path(word).name for word in text.split()]
-    known = {*_PROGRAMS, *LAUNCH_NAMES, *program_names()}
+    others = {start.partition(" ")[0] for job in known_jobs() for start in job.starts}
+    known = {*_PROGRAMS, *LAUNCH_NAMES, *others}
     starts_program = any(name in known or name.endswith(".py") for name in names)
     return len(names) > 1 and starts_program and not Path(text).exists()
 

@@ -45,11 +45,6 @@ class OtherJob:
         return f"`{' '.join(words)}` does that here{'; ' * bool(self.instead)}{self.instead}"
 
 
-def program_names() -> frozenset[str]:
-    """Return the programs whose commands are known, by the word that starts them."""
-    return frozenset(start.partition(" ")[0] for job in known_jobs() for start in job.starts)
-
-
 def is_other_job(words: Sequence[str], lines: Sequence[int]) -> bool:
     """Whether a command line is one of a known program that does not train."""
     return bool(_of_command(words, lines)[0])

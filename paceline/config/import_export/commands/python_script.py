@@ -9,7 +9,6 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from paceline.config import codes
 from paceline.config.import_export.argument_tables import defaults
@@ -87,11 +86,6 @@ class _ScriptReader:
         for name, problem in problems.items():
             if names is None or name in names:
                 self.report_open(names[name] if names and name in names else name, problem)
-
-
-def is_script(text: str) -> bool:
-    """Whether ``text`` names an existing Python file."""
-    return Path(text).suffix == ".py" and Path(text).is_file()
 
 
 def read_script(path: str) -> Command:

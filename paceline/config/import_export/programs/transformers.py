@@ -6,7 +6,6 @@ import difflib
 
 from pydantic_core import PydanticCustomError
 
-from paceline.config.import_export.argument_tables import NO_TRACKERS, defaults
 from paceline.config.import_export.decide_keys import SENTENCES, Code
 from paceline.config.import_export.local_files import config_of
 from paceline.config.import_export.verdicts import KeyReader
@@ -30,11 +29,6 @@ _NOT_WRITTEN = ("log_level", "model_revision", "eval_dataset", "train_dataset", 
 _HOMES = ("training", "model", "data")
 NO_VALUE = "it has no value"
 OFF = "it is switched off"
-
-
-def transformers_defaults() -> dict[str, object]:
-    """Return the defaults of Transformers' own arguments."""
-    return {**defaults("transformers"), **NO_TRACKERS}
 
 
 def aliases(reader: KeyReader) -> None:

@@ -5,6 +5,7 @@ The list of prices: what sellers ask for a card and an hour, when, and where tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -183,18 +184,13 @@ def kinds(hardware: str | None) -> list[str]:
 def counts(name: str) -> list[str]:
     """Return the hardware to try of a kind: cards of a node, then whole nodes. A number before the name, or a
     YAML, is taken as it is."""
-    if name.endswith((".yaml", ".yml")) or name[0].isdigit() and "x" in name and _is_counted(name):
+    if name.endswith((".yaml", ".yml")) or re.match(r"\d+x.", name):
         return [name]
     if instance_named(name) is not None:
         return [f"{nodes}x{name}" for nodes in NODES]
     node = card_named(name).cards_per_node
     inside = [n for n in (1, 2, 4, 8, 16, 32) if n < node]
     return [f"{n}x{name}" for n in (*inside, *(node * nodes for nodes in NODES))]
-
-
-def _is_counted(name: str) -> bool:
-    count, _, rest = name.partition("x")
-    return count.isdigit() and bool(rest)
 
 
 def choose(
