@@ -56,6 +56,7 @@ class ReplicatedRunner(WindowRunner):
         """Run the forwards in parallel, then one backward through all of them."""
         if not _replicated(handle).replicas:
             return super()._micro_step(handle, batch, losses, last=last)
+        # One backward through all parts: autograd runs each device's part on a thread of its own.
         total = torch.zeros((), device=self.world.device)
         required = losses.algorithm.required_outputs(handle.role, training=True)
         for part, outputs in self._forwards(handle, batch, required):
@@ -86,8 +87,10 @@ class ReplicatedRunner(WindowRunner):
         parts = [part.to(device) for part, device in zip(scatter(batch, len(devices)), devices, strict=False)]
         models = [handle.module, *replicas]
         for model in replicas:
+            # Modes are not shared: ``evaluating`` and ``train`` act on the root alone.
             model.train(handle.root.training)
         calls = [
+            # Defaults bind this pair; a plain closure would see the last one.
             lambda model=model, part=part: model(part, required)
             for model, part in zip(models, parts, strict=False)
         ]
@@ -122,6 +125,7 @@ class DataParallel(Strategy):
         if not is_accelerator(self.world.device.type) or count <= 1:
             return [self.world.device]
         first = self.world.device.index or 0
+        # The process's own device first, for it holds the optimizer and all sums.
         others = [i for i in range(torch.accelerator.device_count()) if i != first]
         return [torch.device(self.world.device.type, i) for i in [first, *others][:count]]
 
@@ -151,6 +155,7 @@ class DataParallel(Strategy):
     def finish(self, handle: Handle, *, lr: float, max_grad_norm: float | None) -> StepOutcome:
         """As the base class, on the sum of all replicas' gradients; then copy new weights to the replicas."""
         replicated = _replicated(handle)
+        # Sums, not means: the losses are already divided by the weight of the whole window.
         collect_gradients(replicated)
         outcome = super().finish(handle, lr=lr, max_grad_norm=max_grad_norm)
         send_weights(replicated)
@@ -179,6 +184,7 @@ def collect_gradients(handle: ReplicatedHandle) -> None:
                 continue
             moved = source.grad.to(target.device)
             target.grad = moved if target.grad is None else target.grad.add_(moved)
+            # Freed at once, so that the next window does not add to a gradient that was counted.
             source.grad = None
 
 
@@ -204,6 +210,7 @@ def side_by_side(calls: Sequence[Callable[[], T]], devices: Sequence[torch.devic
         return [calls[0]()]
     results: dict[int, T] = {}
     errors: list[BaseException | None] = [None] * len(calls)
+    # Grad mode and the current device belong to a thread; a new one starts with torch's defaults.
     with_grad = torch.is_grad_enabled()
 
     def run(index: int) -> None:
@@ -245,6 +252,7 @@ def scatter(batch: Batch, count: int) -> list[Batch]:
             range(splits[-1] + 1, documents - (min(count, documents) - part) + 1),
             key=lambda d: abs(bounds[d] - wanted),
         )
+        # Indices into ``bounds``: groups so far, multiplied by the group's size below.
         splits.append(best)
     splits.append(documents)
     splits = [split * batch.group for split in splits]
@@ -263,6 +271,7 @@ def _documents(batch: Batch, bounds: list[int], first: int, last: int) -> Batch:
         cu_seqlens=edges,
         max_seqlen=int((edges[1:] - edges[:-1]).max()),
         document_ids=batch.document_ids[first:last],
+        # Rows are counted once, with the first part.
         num_rows=batch.num_rows if first == 0 else 0,
         shared=(),  # a document may be on another device than the one it shares a prefix with
         extras={name: value[first:last] for name, value in batch.extras.items()},

@@ -42,18 +42,22 @@ def same_states(root: nn.Module) -> None:
     """
     sent: set[tuple[int, int]] = set()
     for tensor in (*root.parameters(), *root.buffers()):
+        # Tied weights are one memory under several names: sent once.
         memory = (tensor.data_ptr(), tensor.nbytes)
         if memory not in sent and tensor.numel():
             sent.add(memory)
             plain = tensor.detach()
+            # As bytes, so that nan equals nan and -0.0 differs from 0.0: the copies must agree bit for bit.
             flat = plain.contiguous().view(-1).view(torch.uint8)
             differs = False
             for piece in torch.split(flat, SENT_BYTES):
                 received = piece.clone()
                 dist.broadcast(received, 0)
+                # A write to a page of a memory-mapped file would copy the page into this process.
                 if not torch.equal(received, piece):
                     differs = True
                     piece.copy_(received)
+            # ``contiguous`` made a copy of a strided tensor, and only that copy was corrected.
             if differs and flat.data_ptr() != plain.data_ptr():
                 plain.copy_(flat.view(tensor.dtype).view_as(plain))
 
@@ -125,12 +129,15 @@ class DDP(Strategy):
             return
         accelerated = is_accelerator(self.world.device.type)
         devices = [self.world.device] if accelerated else []
+        # A forward in training mode changes running statistics; two discarded passes must not.
         buffers = [(b, b.clone()) for b in handle.root.buffers()]
         local_batch = batch.to(self.world.device)
         handle.root.train()
+        # Dropout of the two passes draws random numbers, which the run's own steps must find unused.
         with torch.random.fork_rng(
             devices=devices, device_type=self.world.device.type if accelerated else CUDA.name
         ):
+            # Twice: the first backward records the order, the second forward rebuilds the buckets by it.
             for _ in range(2):
                 handle.stepper.zero_grad(set_to_none=True)
                 outputs = handle.module(local_batch, algorithm.required_outputs(handle.role, training=True))
@@ -140,6 +147,7 @@ class DDP(Strategy):
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+        # Clears what the discarded backward left in the buckets.
         self.zero_grad(handle)
 
 
@@ -157,6 +165,8 @@ class ZeroRedundancy(DDP):
     def _make_optimizer(self, spec: OptimizerSpec, root: RootModule) -> torch.optim.Optimizer:
         if self.world.world_size == 1:
             return super()._make_optimizer(spec, root)
+        # The class and its arguments, not an optimizer: ``ZeroRedundancyOptimizer`` builds one over its own
+        # part.
         recipe = recipe_of(spec, root.plain_named_parameters())
         optimizer = ZeroRedundancyOptimizer(
             recipe.groups,
@@ -185,5 +195,6 @@ def _keepers(handle: Handle) -> dict[str, int]:
     if not isinstance(optimizer, ZeroRedundancyOptimizer):
         return {}
     parameters = handle.root.plain_named_parameters()
+    # torch has no public name for this assignment (greedy by size, equal on all ranks).
     ranks: dict[nn.Parameter, int] = optimizer._param_to_rank  # type: ignore[attr-defined]
     return {name: ranks[p] for name, p in parameters if p.requires_grad}

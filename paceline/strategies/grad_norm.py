@@ -22,6 +22,7 @@ def squares(gradients: Sequence[Tensor]) -> Tensor:
     the last bits.
     """
     if gradients[0].device.type != "cpu":
+        # A few kernels over all tensors instead of a launch for each.
         norms = torch._foreach_norm(list(map(_summable, gradients)), 2.0)
         return torch.stack([n.to(sum_dtype(gradients[0].device)) for n in norms]).square()
     return torch.stack([_square(_summable(g.detach().reshape(-1))) for g in gradients])
@@ -57,11 +58,13 @@ def clipping_and_skipping(
     gradients; torch's GradScaler gives them both. Other devices' kernels are not known to read it: there
     gradients are clipped before.
     """
+    # A tensor, not a bool: the fused kernel reads it on the device, without a wait of the host.
     left_out = ~torch.isfinite(norm) if refused is None else ~torch.isfinite(norm) | refused
     optimizer.found_inf = left_out.to(torch.float32)  # type: ignore[attr-defined]
     on_the_way = max_norm and norm.device.type == CUDA.name
     if on_the_way:  # as ``torch.nn.utils.clip_grads_with_norm_``
         assert max_norm
+        # The kernels divide by ``grad_scale``; 1e-6 is the epsilon of ``torch.nn.utils.clip_grad_norm_``.
         excess = ((norm + 1e-6) / max_norm).clamp(min=1.0)
         optimizer.grad_scale = excess.to(torch.float32)  # type: ignore[attr-defined]
     elif max_norm:
@@ -70,6 +73,7 @@ def clipping_and_skipping(
     try:
         yield
     finally:
+        # The attributes would act on every later step, also on one outside this context.
         del optimizer.found_inf  # type: ignore[attr-defined]
         if on_the_way:
             del optimizer.grad_scale  # type: ignore[attr-defined]
@@ -77,5 +81,6 @@ def clipping_and_skipping(
 
 def scale_of(scaler: torch.amp.GradScaler, like: Tensor) -> Tensor:
     """Return the scale for the next window as ``like``, without reading it."""
+    # ``get_scale`` calls ``item()``, which waits for the device; torch has no public way around it.
     scale: Tensor = scaler._get_scale_async()  # type: ignore[assignment]
     return scale.to(like)

@@ -40,6 +40,7 @@ def export_state(
     """
     states, parameters = _states(handle), dict(handle.root.plain_named_parameters())
     # all ranks must compute the same assignment: do not count moments that one rank alone has
+    # Names and sizes are the same on every rank, so no message is needed to divide the work.
     sizes = {
         name: kinds[PARAM].nbytes if name in keepers else sum(t.nbytes for t in kinds.values())
         for name, kinds in states.items()
@@ -61,6 +62,7 @@ def assign(sizes: dict[str, int], world_size: int, given: Mapping[str, int] = _E
 
     The same on every rank.
     """
+    # Greedy, longest first: close to an even division, and the same on every rank.
     load = [0] * world_size
     owner = dict(given)
     for name, rank in given.items():
@@ -90,6 +92,7 @@ def import_state(
     with torch.no_grad():
         for name, parameter in handle.root.plain_named_parameters():
             _read_into(parameter, reader, role, name, PARAM)
+            # ``param`` is the average (see ``weights_of``): training goes on from the weights ``y``.
             schedule_free.read_trained(handle.optimizer, reader, role, name, (0,) * parameter.ndim, parameter)
             if handle.optimizer is not None and parameter.requires_grad and keepers.get(name, rank) == rank:
                 import_moments(handle.optimizer, parameter, of_moments or reader, role, name)
@@ -126,6 +129,7 @@ def beside_parameters(handle: Handle) -> dict[str, dict[str, Tensor]]:
         name: {BUFFER: buffer} for name, buffer in handle.root.plain_named_buffers()
     }
     if handle.scaler is not None:
+        # Two of its five values change in a run; the other three are constants.
         scaler = handle.scaler.state_dict()
         states[SCALER] = {
             "scale": torch.tensor(scaler["scale"], dtype=torch.float32),
@@ -165,6 +169,7 @@ def moments(state: Mapping[str, object]) -> dict[str, Tensor]:
         if isinstance(value, Tensor):
             tensors[kind] = value
         for suffix, (of, dtype) in _NUMBERS.items():
+            # Not ``isinstance``: a bool is an int, and must not become a number.
             if type(value) is of:
                 tensors[kind + suffix] = torch.tensor(value, dtype=dtype)
     return tensors
@@ -214,6 +219,8 @@ def moments_from(
         if suffix is not None:
             state[kind.removesuffix(suffix)] = _NUMBERS[suffix][0](value)
             continue
+        # A fused kernel reads the counter on the device. Others read it on the host, where that waits for
+        # nothing.
         on_device = kind != "step" or counts_on_device(optimizer, parameter)
         kept_dtype = dtype if value.ndim and value.is_floating_point() else None
         state[kind] = value.to(parameter.device if on_device else "cpu", kept_dtype or value.dtype, copy=True)
@@ -292,10 +299,13 @@ class ReadOnce:
         self, role: str, name: str, kind: str, offsets: tuple[int, ...], shape: tuple[int, ...]
     ) -> Tensor:
         """Return the block of ``shape`` at ``offsets``, on the CPU."""
+        # Ranks take turns, so that each reads about 1/n of the tensors. All make the same calls in the same
+        # order, hence agree on whose turn it is.
         source = self._ranks[self._turn % len(self._ranks)]
         self._turn += 1
         if source == self._world.rank:
             tensor = self._reader.read_block(role, name, kind, offsets, shape).contiguous()
         else:
+            # The dtype stands in the checkpoint's index, so receivers need no message about it.
             tensor = torch.empty(shape, dtype=self.dtype(role, name, kind))
         return self._world.send_tensor(tensor, source, self._group)

@@ -62,11 +62,15 @@ class Strategy(ABC):
     def __init__(self, world: World, plan: Plan) -> None:
         self.world = world
         self.plan = plan
+        # The spec's defaults come first, so that a subclass finds every option that it has declared.
         declared = strategy_spec(plan.strategy).strategy_options
         self.options: JsonObject = {**declared, **plan.strategy_options}
         self.data_parallel_rank = plan.mesh.data_parallel_rank(world.rank)
         self.data_parallel_size = plan.mesh.data_parallel_size
+        # Under tp each rank computes the loss of the same tokens: a sum over all ranks has it tp times.
         self.loss_copies = plan.mesh.tp
+        # DDP and most engines divide summed gradients by this size. The loss is multiplied by it first, so
+        # that a step uses the gradient of (global sum) / (global weight), whatever tokens a rank has.
         self.averaging_factor = float(self.data_parallel_size)
         self.collective_forward = False
         self.collective_decoding = False
@@ -126,6 +130,7 @@ class Strategy(ABC):
 
     def backward(self, handle: Handle, loss: Tensor) -> None:
         """Run the backward of one micro-step."""
+        # fp16 gradients underflow below 6e-8; the scaled loss lifts them, and ``_grad_norm`` divides again.
         torch.autograd.backward(loss if handle.scaler is None else handle.scaler.scale(loss))
 
     def finish(self, handle: Handle, *, lr: float, max_grad_norm: float | None) -> StepOutcome:
@@ -135,14 +140,18 @@ class Strategy(ABC):
         ``max_grad_norm`` None or 0 does not clip. If the norm is not finite, or ``limit`` refuses it, no step
         is made.
         """
+        # The schedule is a function of the step that the trainer passes in, so no scheduler state is saved.
         set_learning_rate(handle.stepper, lr)
         # Unscale and measure; every rank takes the same decision from the same norm.
         norm = self._grad_norm(handle)
         refused = None if self.limit is None else self.limit.refuses(norm)
+        # The host does not read the norm: a fused optimizer decides on the device, and kernels stay
+        # enqueued.
         if skips_on_device(handle.stepper, norm):
             with clipping_and_skipping(handle.stepper, norm, max_grad_norm, refused):
                 self._step(handle)
             handle.root.refresh_compute_weights()
+        # Here the host waits for the norm. A step with inf or nan would write them into every weight.
         elif math.isfinite(length := float(norm)) and (refused is None or not bool(refused)):
             # else torch would multiply every gradient by 1
             if max_grad_norm and length + 1e-6 > max_grad_norm:
@@ -151,6 +160,7 @@ class Strategy(ABC):
             handle.root.refresh_compute_weights()
         if handle.scaler is None:
             return StepOutcome.of(norm, None, refused)
+        # After a step with an overflow too: that is when the scale is halved.
         handle.scaler.update()
         return StepOutcome.of(norm, scale_of(handle.scaler, norm), refused)
 
@@ -164,6 +174,8 @@ class Strategy(ABC):
             handle.scaler.unscale_(handle.stepper)
         grads = [p.grad for p in handle.parameters() if p.grad is not None]
         norm = torch.zeros((), dtype=sum_dtype(self.world.device), device=self.world.device)
+        # Sums on two ranks may differ in the last bit although their gradients are equal (other kernels,
+        # other block sizes). One rank's norm, sent as a sum with zeros, makes all clip alike.
         if grads and self.world.is_main:
             norm = squares(grads).sum().sqrt().to(norm)
         return self.world.all_reduce_tensor(norm)

@@ -26,6 +26,7 @@ def prepare_root(root: RootModule, stage: int) -> None:
     recognizes layers by their exact class and silently skips subclasses. Raises ConfigError for a model
     without a plan, or for stage 0.
     """
+    # A copy: the model's own config keeps the plan of its class.
     config = copy.copy(root.hf.config)
     check_tp_plan(config)
     plan = dict(config.base_model_tp_plan or {})
@@ -42,6 +43,8 @@ def prepare_root(root: RootModule, stage: int) -> None:
         if not isinstance(module, nn.Linear) or type(module) is nn.Linear or module._forward_hooks:
             continue
         if "Router" not in own_class(module).__name__:  # whose forward chooses, too
+            # AutoTP compares with ``type(module) is nn.Linear``; the low-precision copies that our subclass
+            # adds are the engine's own from stage 1 on.
             module.__class__ = nn.Linear
 
 
@@ -96,6 +99,7 @@ def unsharded(root: RootModule) -> list[str]:
     replaced = [m for m in root.modules() if type(m).__module__.startswith("deepspeed.module_inject")]
     if not replaced:
         return ["AutoTP has replaced no layer: every rank computes the complete model"]
+    # A weight with a partition dim whose local shape is still the original one.
     full = [
         name
         for name, p in root.named_parameters()

@@ -50,6 +50,8 @@ def without_storage(root: RootModule, device: torch.device, low: torch.dtype | N
     new: dict[int, Tensor] = {}
     for parameter in root.parameters():
         dtype = low if low is not None and parameter.is_floating_point() else parameter.dtype
+        # One number behind the whole shape (strides 0). NaN, so that a parameter which nobody fills is seen
+        # in the first loss.
         values = torch.full((), math.nan, dtype=dtype, device=device).expand(parameter.shape)
         new[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
     replace_tensors(root, new)
@@ -69,6 +71,7 @@ def fill_partitions(
     """
     deepspeed = opened(world, config)
     with refusals():
+        # Before ``initialize``, which then takes partitioned parameters as they are.
         partitioner = _partitioner(deepspeed, config, sequence_parallel)
 
     def place(target: Tensor, read: Read, device: torch.device) -> Tensor:
@@ -103,6 +106,7 @@ def fill_shards(root: RootModule, source: RootModule | None, world: World, tp_ra
     def place(target: Tensor, read: Read, device: torch.device) -> Tensor:
         if not isinstance(target, nn.Parameter):
             return _whole(target, read, device)
+        # Read where AutoTP has cut: only this rank's rows or columns come from the disk.
         values = read(ParameterSlice.of(names[id(target)], target, tp_rank).offsets, target.shape)
         target.data = values.to(device=device, dtype=target.dtype, copy=True).contiguous()
         return target
@@ -140,6 +144,7 @@ def _partition(partitioner: Partitioner, parameter: nn.Parameter, read: Read) ->
     flat = parameter.data.view(-1)
     for start, count in element_ranges(partitioner, parameter.ds_numel):
         flat[start : start + count] = flat_block(read, shape, start, count)
+    # The view would keep the whole parameter alive while DeepSpeed frees it.
     del flat
     parameter.partition()
     parameter.data = parameter.data.to(partitioner.local_device)
@@ -153,6 +158,7 @@ def element_ranges(partitioner: Partitioner, numel: int) -> Iterator[tuple[int, 
         (partitioner.rank, partitioner.dp_world_size),
         (partitioner.rank_in_group, partitioner.num_ranks_in_param_group),
     }
+    # DeepSpeed pads the flattened parameter to a multiple of the ranks, and cuts it evenly.
     padded = -(-numel // partitioner.dp_world_size) * partitioner.dp_world_size
     for rank, ranks in sorted(parts):
         size = padded // ranks
@@ -165,6 +171,7 @@ def flat_block(read: Read, shape: Sequence[int], start: int, count: int) -> Tens
     if not shape:
         return read((), ()).reshape(-1)
     width = math.prod(shape[1:])
+    # A range may begin and end inside a row, but files are read by whole rows.
     first, end = start // width, -(-(start + count) // width)
     rows = read((first, *(0,) * (len(shape) - 1)), (end - first, *shape[1:]))
     return rows.reshape(-1)[start - first * width :][:count]
@@ -186,6 +193,7 @@ def built_root(
     options = BuildOptions(
         fused=stage < 3 and mesh.tp == 1, engine_casts=low and stage > 0, in_step=stage > 1
     )
+    # bitsandbytes packs a weight when it is moved to the device: it needs values then.
     packed = plan.adapter is not None and plan.adapter.quantization is not None
     drive = mesh.tp > 1 and offload_devices(config)["offload_param"] == "nvme"
     if not stage or packed or drive:
@@ -193,6 +201,7 @@ def built_root(
         fill = None
     else:
         root, source = build_on_meta(build, replace(options, device=torch.device("cpu")), world)
+        # Before the optimizer is built: its groups hold these parameter objects.
         without_storage(root, world.device, engine_dtype(config))
         if mesh.tp > 1:
             fill = partial(fill_shards, root, source, world, mesh.coordinates(world.rank).tp)

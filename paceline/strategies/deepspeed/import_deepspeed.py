@@ -32,6 +32,7 @@ def library(world: World) -> ModuleType:
     """
     if importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(codes.STRATEGY_DEEPSPEED_MISSING("training.distributed_strategy", install=INSTALL))
+    # DeepSpeed reads these at import; a launcher of its own would have set them.
     set_defaults(
         {
             "DS_ACCELERATOR": world.device.type,
@@ -84,6 +85,7 @@ def need_async_io(world: World) -> None:
     from deepspeed.accelerator import get_accelerator
 
     problem = ""
+    # Rank 0 of each node first, then the others, which load what it has built.
     for turn in (True, False):
         if (world.local_rank == 0) == turn and not problem:
             problem = load_async_io(get_accelerator())

@@ -47,6 +47,7 @@ class ParameterSlice:
         cut = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
         if cut is None or cut["replicated"] or cut["partition_dim"] is None:
             return ParameterSlice(local, (0,) * len(local), tp_rank == 0)
+        # Sizes may differ by rank, where a dim is not divisible.
         sizes, full_shape = cut["partition_sizes"], cut["original_shape"]
         if (
             not sizes
@@ -98,6 +99,7 @@ class PartitionSlice:
 
     def set_step(self, value: Tensor) -> None:
         """Set the optimizer's step counter of the whole partition: equal for all its parameters."""
+        # torch's fused AdamW keeps the counter beside the partition.
         beside = counts_on_device(self.optimizer, self.flat)
         self.optimizer.state[self.flat]["step"] = value.to(
             dtype=torch.float32, device=self.flat.device if beside else "cpu", copy=True
@@ -147,6 +149,8 @@ def finish_import(engine: Engine) -> None:
         optimizer._post_step(timers)
         return
     if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state") and optimizer.optimizer.state:
+        # Else DeepSpeed takes the states for linked already, and the parameters keep views of the former
+        # ones.
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()
     optimizer.update_lp_params()
@@ -156,6 +160,7 @@ def _stage12(optimizer: FlatOptimizer) -> Iterator[PartitionSlice]:
     """ZeRO-1 and 2: each group's parameters are concatenated into one flat tensor, which is split into equal
     partitions.
     """
+    # ``BF16_Optimizer`` (stage 1 with bf16 in some configs) has other names for the same lists.
     groups = optimizer.bit16_groups if hasattr(optimizer, "bit16_groups") else optimizer.bf16_groups
     flats = (
         optimizer.single_partition_of_fp32_groups
@@ -165,6 +170,7 @@ def _stage12(optimizer: FlatOptimizer) -> Iterator[PartitionSlice]:
     for group, flat in zip(groups, flats, strict=True):
         moments, step = _state(optimizer.optimizer, flat)
         for parameter in group:
+            # None: no element of this parameter lies in this rank's partition.
             mapping = parameter._hp_mapping
             if mapping is None:
                 continue
@@ -212,6 +218,7 @@ def _stage3(optimizer: PartitionedOptimizer, writing: bool) -> Iterator[Partitio
                     step,
                 )
                 yield _copied(part) if on_drive and not writing else part
+            # The padding has its place in the flat tensor too.
             at += size
         # Back to the drive, or only free the buffers.
         if on_drive and writing:
@@ -231,6 +238,7 @@ def _copied(part: PartitionSlice) -> PartitionSlice:
 def _state(optimizer: torch.optim.Optimizer, flat: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
     """Return the moments of ``flat``, and the step counter."""
     state = optimizer.state.get(flat, {})
+    # A state of the partition's size is a moment; scalars and counters are not.
     moments = {
         k: v
         for k, v in state.items()

@@ -68,10 +68,12 @@ def start_engine(
     Raises ConfigError with DeepSpeed's own message for what it refuses, and PacelineError
     ``strategy.deepspeed_trap`` if it started something else than ``config`` says.
     """
+    # Before anything collective: a refusal must come from every rank at once.
     check_packed(root, config)
     deepspeed = opened(world, config)
     cut = whole(as_object(config.get("tensor_parallel")), "autotp_size", 1) > 1
     stage = whole(as_object(config.get("zero_optimization")), "stage", 0)
+    # AutoTP cuts layers inside ``initialize``; values before that would be of the uncut shapes.
     if fill is not None and not cut:
         fill()
     with (
@@ -84,6 +86,8 @@ def start_engine(
         if offload_devices(config)["offload_param"] == "nvme" and not managed:
             _partition_onto_drive(deepspeed, root, config)
         engine: Engine
+        # It also returns the optimizer, a data loader and a scheduler: the first is the engine's, the
+        # others are none.
         engine, *_ = deepspeed.initialize(
             model=root,
             optimizer=optimizer,
@@ -185,6 +189,7 @@ def sequence_groups(size: int) -> ModuleType | None:
         return None
     from deepspeed.runtime.sequence_parallel import parallel_state_sp
 
+    # A module with globals: a second ``initialize`` asserts that there are none yet.
     groups: ModuleType = parallel_state_sp
     if groups._SEQUENCE_PARALLEL_GROUP is None:
         groups.initialize_sequence_parallel(size)
@@ -207,6 +212,7 @@ def check_engine(
     stage = whole(as_object(config.get("zero_optimization")), "stage", 0)
     tp = whole(as_object(config.get("tensor_parallel")), "autotp_size", 1)
     # Collect every difference, then raise once.
+    # All of these are silent in DeepSpeed: it trains, with other numbers.
     wrong: list[str] = []
     if int(engine.zero_optimization_stage()) != stage:
         wrong.append(f"ZeRO stage {int(engine.zero_optimization_stage())} instead of {stage}")
@@ -240,6 +246,7 @@ def _whole_parameters(engine: Engine, world: World) -> list[str]:
     """Return a problem if ZeRO-3 has left parameters unpartitioned."""
     if world.world_size == 1:
         return []
+    # ``ds_tensor`` is a rank's partition; without it the parameter is whole everywhere.
     full = [n for n, p in engine.module.named_parameters() if not hasattr(p, "ds_tensor")]
     return [f"{len(full)} parameters are not partitioned ({full[0]}, …)"] if full else []
 
@@ -266,11 +273,13 @@ def engine_config(plan: Plan, role: str = "") -> JsonObject:
     if stage and plan.precision.master == "float64":
         raise ConfigError(codes.STRATEGY_DEEPSPEED_FLOAT64("model.dtype", "float64", stage=stage))
     # Drop what Paceline owns (see above), then set what its arithmetic relies on.
+    # A copy: the plan, whose config this is, is saved with the run as it was made.
     config: JsonObject = copy.deepcopy(dict(options_of(plan).config or minimal(plan)))
     for key in (*_OWNED, *_ULYSSES, *(() if stage else _PRECISION)):
         config.pop(key, None)
     for key in _HEAD:
         as_object(config.get("tensor_parallel")).pop(key, None)
+    # The window's own value is set on the optimizer before each step (``DeepSpeed.finish``).
     config["gradient_clipping"] = 0.0
     zero = as_object(config.get("zero_optimization"))
     if stage == 3 and plan.mesh.cp > 1:  # without it, the divisor is another number of ranks

@@ -84,6 +84,7 @@ def export_state(handle: Handle, world: World, mesh: Mesh) -> Iterator[Shard]:
     # Trained parameters: step counter, then masters and moments.
     for name, parameter in trained.items():
         part, spread = parts.get(id(parameter)), spreads[name]
+        # One counter a parameter: from the rank that holds its first element.
         if part is not None and part.start == 0 and part.step is not None and tp_rank == 0:
             yield Shard(role, name, STEP, (), (), part.step)
         if not spread.rectangular:
@@ -161,7 +162,9 @@ def _spreads(
     """
     tp_rank = mesh.coordinates(world.rank).tp
     mine = [[p.start, p.count] if (p := parts.get(id(q))) is not None else None for q in trained.values()]
+    # A few numbers a parameter; null where a rank holds nothing of it.
     everyone = world.all_gather_json(mine)
+    # Ranks with another tp coordinate hold another block of the same parameter.
     alike = [rows for rank, rows in enumerate(everyone) if mesh.coordinates(rank).tp == tp_rank]
     return {
         name: ParameterPartition(
@@ -186,9 +189,11 @@ def _gathered(
     """
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
+    # Of all ranks: one without a part of this parameter has no moments of it.
     kinds = sorted(
         {kind for each in world.all_gather_json(sorted(part.moments) if part else []) for kind in each}
     )
+    # DeepSpeed's own gather, a collective: every rank of the group calls it, also one without a part.
     full = {PARAM: safe_get_full_fp32_param(parameter)}
     full |= {kind: safe_get_full_optimizer_state(parameter, kind) for kind in kinds}
     if part is not None and part.start == 0 and spread.place.first:
@@ -203,6 +208,7 @@ def _frozen(role: str, frozen: dict[str, nn.Parameter], world: World, mesh: Mesh
     tp_rank = mesh.coordinates(world.rank).tp
     alike = [rank for rank in range(world.world_size) if mesh.coordinates(rank).tp == tp_rank]
     sizes = {name: int(getattr(p, "ds_numel", p.numel())) * p.element_size() for name, p in frozen.items()}
+    # By size, so that no rank writes the whole base model of an adapter.
     owner = replicated_state.assign(sizes, len(alike))
     for name, parameter in frozen.items():
         values, place = whole_frozen(parameter), ParameterSlice.of(name, parameter, tp_rank)
@@ -217,6 +223,7 @@ def whole_frozen(parameter: nn.Parameter) -> Tensor:
     from deepspeed.runtime.zero import GatheredParameters
 
     with GatheredParameters([parameter]):
+        # A copy: the gathered values are freed when the context ends.
         return parameter.detach().clone().cpu()
 
 
@@ -229,6 +236,7 @@ def _read_frozen(
         values = reader.read_block(role, name, PARAM, place.offsets, local)
         if is_managed(parameter):
             size = parameter.partition_numel()
+            # The last rank's range ends before its partition does, by the padding.
             part = values.flatten()[size * torch.distributed.get_rank(parameter.ds_process_group) :][:size]
             parameter.ds_tensor.view(-1)[: part.numel()].copy_(part)
         else:
@@ -250,6 +258,7 @@ def _read_scaler(role: str, engine: Engine, reader: ShardReader) -> None:
         return
     for kind in SCALER_KINDS:
         value = float(reader.read(role, replicated_state.SCALER, kind))
+        # The scale is a float, the counters are ints; a checkpoint holds all as float64.
         setattr(scaler, kind, value if kind == SCALER_KINDS[0] else int(value))
 
 

@@ -196,6 +196,7 @@ class DeepSpeed(Strategy):
         self._context: ContextParallel | None = None
         # Stages 0 to 2 divide by the data-parallel ranks only, stage 3 by the ranks of each sequence as well.
         averaged = self.data_parallel_size * (plan.mesh.cp if self.stage == 3 else 1)
+        # With ``gradient_allreduce_op: sum`` there is no division to make up for.
         self.averaging_factor = float(averaged) if averages_gradients(options_of(plan).config) else 1.0
         self.collective_forward = self.stage == 3
         if self.stage == 3:
@@ -233,8 +234,10 @@ class DeepSpeed(Strategy):
             self._context = ContextParallel(DeviceMesh.from_group(group, self.world.device.type), ULYSSES)
         # What must be set after the start.
         self._engines.append(engine)
+        # The boundary is the window's end (``no_sync``), whatever DeepSpeed counts.
         engine.set_gradient_accumulation_boundary(True)
         if self.stage == 3:
+            # The root reads the head's weight directly, past the hooks that would gather it.
             zero3.register_head(root)
         scaler = (
             torch.amp.GradScaler(self.world.device.type)
@@ -323,12 +326,14 @@ class DeepSpeed(Strategy):
         set_learning_rate(handle.stepper, lr)
         # what DeepSpeed's own step reads; 0 is no clipping
         engine.optimizer.clip_grad = float(max_grad_norm or 0.0)
+        # Only now do all gradients exist: ``engine.step`` frees them.
         if handle.gradient_bytes is None:
             handle.gradient_bytes = state.gradient_bytes(engine)
         refused = None
         if self.limit is None:
             engine.step()
         else:
+            # DeepSpeed measures the norm inside its step, where the limit has to be asked.
             with limited(engine, self.limit, self.world.device) as measured:
                 engine.step()
             refused = measured.refused

@@ -70,9 +70,11 @@ def gathered(engine: Engine) -> Iterator[None]:
     parameters = [p for p in engine.module.parameters() if is_managed(p)]
     optimizer._partition_all_parameters()
     offload._remove_module_hooks()
+    # ``setup_zero_stage3_hooks`` appends to these lists: handles of removed hooks must not stay.
     offload.forward_hooks.clear()
     offload.backward_hooks.clear()
     for parameter in parameters:
+        # Modules that DeepSpeed believes to be using it: as long as there are any, it is not released.
         parameter.ds_active_sub_modules.clear()
     try:
         with GatheredParameters(parameters):

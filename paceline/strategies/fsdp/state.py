@@ -67,6 +67,7 @@ class Block:
         if not isinstance(tensor, DTensor):
             return shard
         with torch.no_grad():
+            # With shape and stride, for without them torch takes all shards for equally large.
             cut = DTensor.from_local(
                 shard,
                 tensor.device_mesh,
@@ -128,13 +129,16 @@ def _block(name: str, parameter: nn.Parameter, mesh: Mesh, rank: int) -> Block:
         tensor.shape, tensor.device_mesh, tensor.placements
     )
     part = nn.Parameter(local(tensor), requires_grad=parameter.requires_grad)
+    # An assertion on torch's own arithmetic: a wrong offset here would save the weights in wrong places.
     if tuple(part.shape) != tuple(shape):
         raise AssertionError(f"{name}: a shard of {tuple(part.shape)} where {tuple(shape)} was expected")
     names = tensor.device_mesh.mesh_dim_names or ()
+    # A parameter that tp does not cut is held alike by every rank of the tp group.
     split_by_tp = any(
         n == "tp" and isinstance(p, _CUTS) for n, p in zip(names, tensor.placements, strict=True)
     )
     coordinates, keepers = mesh.coordinates(rank), 1 if split_by_tp else mesh.tp
+    # This rank's index among those that hold the same shard, replicas first.
     copy = coordinates.dp_replicate * keepers + (0 if split_by_tp else coordinates.tp)
     return Block(
         name, parameter, part, tuple(tensor.shape), tuple(offsets), mesh.dp_replicate * keepers, copy
@@ -163,6 +167,7 @@ def export_state(handle: ShardedHandle, rank: int) -> Iterator[Shard]:
     role = handle.role.value
     for index, block in enumerate(handle.blocks):
         # Ranks with copies of the same blocks save every n-th one each.
+        # Round robin over the blocks: the copies share the writing, and each block is written once.
         if index % block.copies != block.copy:
             continue
         optimizer = handle.optimizer
@@ -195,6 +200,7 @@ def import_state(handle: ShardedHandle, reader: ShardReader) -> None:
     with torch.no_grad():
         for block in handle.blocks:
             replicated_state.check(reader, role, block.name, PARAM, block.global_shape)
+            # A dim smaller than the group leaves some ranks with empty shards.
             if block.local.numel():
                 block.local.copy_(reader.read_block(role, block.name, PARAM, block.offsets, block.shape))
                 schedule_free.read_trained(
@@ -212,6 +218,7 @@ def import_moments(optimizer: torch.optim.Optimizer, block: Block, reader: Shard
 
     def read(kind: str) -> Tensor:
         if reader.shape(role, block.name, kind) != block.global_shape:
+            # A counter or another value of the whole parameter, which is not cut.
             return reader.read(role, block.name, kind)
         if not block.local.numel():
             return torch.empty(block.shape, dtype=block.local.dtype)

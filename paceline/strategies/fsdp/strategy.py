@@ -92,6 +92,7 @@ class FSDP(Strategy):
         """Build, shard, and create the optimizer over this rank's shards; ``optimizer=None`` freezes the
         model (it is sharded too).
         """
+        # Before the model is built: a large one takes minutes.
         check_optimizer(optimizer)
         root = self._build(build)
         if optimizer is None:
@@ -124,13 +125,17 @@ class FSDP(Strategy):
 
     def _shard(self, role: Role, root: RootModule) -> ShardedHandle:
         """Shard ``root``: first over the tp group, then by FSDP2."""
+        # tp cuts first, then FSDP2 cuts what is left of each weight (``_StridedShard``): the order of the
+        # mesh's axes.
         self._apply_tensor_parallel(root)
         units = shard(root, getattr(root, "hf", root), sharding_mesh(self.mesh), self.how, self.dtypes)
+        # After sharding, so that only this rank's shards get storage.
         if any(parameter.is_meta for parameter in root.parameters()):
             device = torch.device("cpu") if self.how.cpu_offload else self.world.device
             place = packing(root, getattr(torch, self.plan.precision.master))
             fill(root, self._source, self.world, device, place)
             self._source = None
+        # After the values: FSDP2's lazy init raises on a meta parameter.
         units.start()
         blocks = blocks_of(root.plain_named_parameters(), self.plan.mesh, self.world.rank)
         return ShardedHandle(role, root, root, blocks=blocks, units=units)
@@ -187,6 +192,7 @@ class FSDP(Strategy):
     def import_state(self, handle: Handle, reader: ShardReader) -> None:
         """Read this rank's shards; where several ranks have the same shards, one reads and sends them."""
         if self.plan.mesh.dp_replicate > 1:
+            # Replicas make the same calls in the same order, as ``ReadOnce`` requires.
             reader = ReadOnce(reader, self.world, self.mesh["dp_replicate"].get_group())
         state.import_state(_sharded(handle), reader)
 
@@ -213,6 +219,7 @@ class FSDP(Strategy):
         )
         for unit in units:
             if num_bytes <= self.how.whole_gradient_bytes:
+                # Without ``recurse``: every unit is in the list itself.
                 unit.set_requires_gradient_sync(False, recurse=False)
             unit.set_requires_all_reduce(False, recurse=False)
             unit.set_reshard_after_backward(self.how.reshard_after_forward, recurse=False)
@@ -221,6 +228,7 @@ class FSDP(Strategy):
         finally:
             for unit in units:
                 unit.set_requires_gradient_sync(True, recurse=False)
+                # The last backward frees the parameters: until the next window only shards are held.
                 unit.set_reshard_after_backward(True, recurse=False)
 
     def _grad_norm(self, handle: Handle) -> Tensor:
@@ -237,12 +245,15 @@ class FSDP(Strategy):
         held = [(b.local.grad, b.copies) for b in sharded.blocks if b.local.grad is not None]
         total = torch.zeros((), dtype=sum_dtype(self.world.device), device=self.world.device)
         if held:
+            # float64 [shards], a divisor each: one all-reduce over all ranks then counts every shard once.
             copies = torch.tensor([c for _, c in held], dtype=total.dtype)
             copies = copies.to(self.world.device, non_blocking=True)
             total = (squares([g for g, _ in held]).to(copies.device) / copies).sum()
         square = self.world.all_reduce_tensor(total)
         if scaler is not None:
             for found_inf in scaler._found_inf_per_device(handle.stepper).values():
+                # ``unscale_`` has looked at this rank's shards alone; ranks that decided differently would
+                # drift apart.
                 found_inf.copy_(~torch.isfinite(square))
         return square.sqrt()
 

@@ -85,6 +85,7 @@ class Units:
             unit.reshard()
             for group in unit._get_fsdp_state()._fsdp_param_groups:
                 group._post_forward_indices.clear()
+                # Private names of torch 2.13; it has no public call that forgets a forward.
                 group.comm_ctx.post_forward_order.clear()
 
     def free(self, reshard: bool) -> None:
@@ -123,6 +124,7 @@ def shard(root: nn.Module, trunk: nn.Module, mesh: DeviceMesh, how: FsdpOptions,
         for unit in units_of(trunk, how)
     ]
     # the root's parameters (embedding, last norm, head) are needed first in the backward: keep them
+    # Last: FSDP2 gives a module the parameters that no unit inside it has taken.
     root_unit = fully_shard(
         root,
         mesh=mesh,
@@ -132,6 +134,7 @@ def shard(root: nn.Module, trunk: nn.Module, mesh: DeviceMesh, how: FsdpOptions,
     )
     units = Units(root_unit, inner)
     for unit in units.all():
+        # FSDP2 divides by the size of the mesh by default, as if losses were means.
         unit.set_gradient_divide_factor(1.0)
         # else a factor of 1 becomes PREMUL_SUM, which gloo lacks
         unit.set_force_sum_reduction_for_comms(True)
@@ -171,6 +174,7 @@ def units_of(trunk: nn.Module, how: FsdpOptions) -> list[nn.Module]:
         if how.wrap.classes
         else [m for m in trunk.modules() if _is_one_of(m, layer_classes(trunk))]
     )
+    # A layer inside a layer of the list (a wrapper of a class by the same name) belongs to the outer unit.
     inside = {id(child) for m in modules for child in m.modules() if child is not m}
     return [m for m in modules if id(m) not in inside | off]
 
@@ -233,6 +237,7 @@ def _by_size(trunk: nn.Module, least: int) -> list[nn.Module]:
         """Return how many parameters of ``module`` are in no unit."""
         if id(module) in kept_whole:  # read without calling the head, and maybe tied to the embedding
             return 0
+        # Taken as one, since a forward that reads its children's weights does not call the children.
         if isinstance(module, FUSED_LEAVES):
             rest = sum(p.numel() for p in module.parameters())
         else:
@@ -242,6 +247,7 @@ def _by_size(trunk: nn.Module, least: int) -> list[nn.Module]:
         if (
             module is not trunk
             and rest >= max(least, 1)
+            # A list is never called, so no hook would gather its parameters.
             and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
         ):
             units.append(module)

@@ -55,15 +55,19 @@ class AdamMini(StepsOneByOne):
         lr, decay = (float(str(group[name])) for name in ("lr", "weight_decay"))
         first, second = self.betas
         by_head = group[BLOCK] == _HEAD and self.head > 0
+        # [rows or heads, 1], one number, or the gradient's own shape: what of the matrix shares a step
+        # size.
         mean = self._mean(gradient.square(), str(group[BLOCK]))
         if not state:
             state |= {_STEP: 0, _MEAN: torch.zeros_like(gradient), _SQUARE: torch.zeros_like(mean)}
         state[_STEP] += 1
         state[_SQUARE].mul_(second).add_(mean, alpha=1 - second)
         state[_MEAN].lerp_(gradient, 1 - first)
+        # Adam's bias corrections, for the second moment here and the first below.
         size = (state[_SQUARE].sqrt() / math.sqrt(1 - second ** state[_STEP])).add_(self.eps)
         update = state[_MEAN].view(-1, self.head) if by_head else state[_MEAN]
         update = update / size / (1 - first ** state[_STEP])
+        # Decoupled decay, before the update, as in AdamW.
         parameter.mul_(1 - lr * decay).sub_(update.view_as(parameter), alpha=lr)
 
     def _mean(self, squares: Tensor, block: str) -> Tensor:

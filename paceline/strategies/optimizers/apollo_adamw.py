@@ -50,6 +50,8 @@ class ApolloAdamW(GaLoreAdamW):
         """Return the projection of ``gradient`` (rows × columns) from ``step`` on: columns or rows go."""
         rows, columns = gradient.shape
         side, shape = (RIGHT, (options.rank, columns)) if rows >= columns else (LEFT, (rows, options.rank))
+        # A chain of seeds from the first one: the next draw after a resume needs the step alone, and no
+        # generator's state.
         seed = _SEED
         for _ in range(step // options.update_proj_gap):
             drawn = torch.randint(2**63 - 1, (_DRAWS,), generator=torch.Generator().manual_seed(seed))
@@ -62,12 +64,16 @@ class ApolloAdamW(GaLoreAdamW):
     ) -> Tensor:
         """Return the gradient scaled. ``update``: Adam's of ``low``, the projected gradient."""
         dim = None if not self.of_channels else 1 if RIGHT in state else 0
+        # [rows, 1], [1, columns] or one number: how much larger Adam's step is than the gradient, seen
+        # through the projection.
         factor = update.norm(dim=dim, keepdim=True) / (low.norm(dim=dim, keepdim=True) + _TINY)
         scaled, root = gradient * factor, math.sqrt(options.scale)
         if self.scale_front:
             scaled.mul_(root)
         size = scaled.norm().view(1)
         if _NORM in state:
+            # 1 while the norm grows by less than 1 %, else the factor by which it exceeds that (the
+            # norm-growth limiter).
             limit = (size / (state[_NORM] + _TINY)).clamp_min(_GROWTH) / _GROWTH
             scaled, size = scaled / limit, size / limit
         state[_NORM] = size

@@ -92,7 +92,9 @@ def recipe_of(spec: OptimizerSpec, named: Iterable[tuple[str, nn.Parameter]]) ->
     cls = load_attr(entry.made_by)
     rate: float | torch.Tensor = spec.learning_rate
     if entry.compiles:
+        # A tensor, so that a new rate does not recompile the step.
         rate = torch.tensor(rate, dtype=torch.float32)
+        # torchao compiles its step; see ``_eager``.
         cls = cls if trained[0][1].device.type == CUDA.name else _eager(cls)
     # others use torch's defaults, as transformers.Trainer does
     of_config: JsonObject = {n: getattr(spec, n) for n in ("betas", "eps") if n in entry.takes}
@@ -105,6 +107,7 @@ def _groups(spec: OptimizerSpec, trained: list[tuple[str, nn.Parameter]]) -> lis
     entry = BUILT[spec.name]
     if entry.by_blocks:
         return _of_blocks(spec, trained)
+    # By identity: tensors compare elementwise, so ``in`` on a list of them would fail.
     apart = {
         id(p)
         for name, p in trained
@@ -166,6 +169,7 @@ def _eager(cls: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
 
     class Eager(cls):  # type: ignore[valid-type, misc]
         def step(self, closure: Callable[[], float] | None = None) -> float | None:
+            # Only around the step: layers of the model stay compiled.
             with torch.compiler.set_stance("force_eager"):
                 return super().step(closure)
 

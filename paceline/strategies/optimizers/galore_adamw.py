@@ -97,6 +97,7 @@ class GaLoreAdamW(StepsOneByOne):
         state, gradient, options = self.state[parameter], parameter.grad, Options.of(group)
         assert gradient is not None
         step = state.get(_STEP, 0)
+        # Step 0 too: the first gradient gives the first basis.
         if options.projected and step % options.update_proj_gap == 0:
             state |= self.new_basis(gradient, options, step)
         low = _projected(gradient, state) if options.projected else gradient
@@ -110,6 +111,7 @@ class GaLoreAdamW(StepsOneByOne):
         update = mean / square.sqrt().add_(options.eps)
         if options.projected:
             update = self.lifted(update, low, gradient, state, options)
+        # ``step`` counts from 0 here, Adam's formulas from 1.
         corrected = math.sqrt(1 - second ** (step + 1)) / (1 - first ** (step + 1))
         parameter.add_(update, alpha=-options.lr * corrected)
         if options.weight_decay:
@@ -138,8 +140,10 @@ def basis(gradient: Tensor, rank: int, proj_type: str) -> dict[str, Tensor]:
     sides = {"std": {std}, "reverse_std": {LEFT, RIGHT} - {std}, "full": {LEFT, RIGHT}}
     chosen = sides.get(proj_type, {proj_type})
     low = gradient.dtype in (torch.bfloat16, torch.float16)
+    # 16-bit gradients are decomposed in fp32: LAPACK has no half precision.
     left, _, right = torch.linalg.svd(gradient.float() if low else gradient, full_matrices=False)
     left, right = left[:, :rank], right[:rank]
+    # [1, rank]: the sign of each left vector's largest entry; its right partner is flipped with it.
     signs = left.gather(0, left.abs().argmax(0, keepdim=True)).sign()
     vectors = {LEFT: left * signs, RIGHT: right * signs.T}
     return {side: vectors[side].to(gradient.dtype).contiguous() for side in sorted(chosen)}

@@ -69,6 +69,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         others = [group for group in self.param_groups if not group[ORTHOGONAL]]
         self._adamw: torch.optim.AdamW | None = None
         if others:  # the same groups, and the state in the same mapping
+            # One optimizer for the strategy, two inside: schedules, checkpoints and clipping see a single
+            # state.
             self._adamw = torch.optim.AdamW(others, fused=True)
             self._adamw.state = self.state
 
@@ -97,6 +99,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             state["momentum_buffer"] = torch.zeros_like(grad)
         momentum, rate = float(str(group["momentum"])), float(str(group["lr"]))
         buffer = state["momentum_buffer"].lerp_(grad, 1 - momentum)
+        # Nesterov's momentum as in ``torch.optim.Muon``: a step ahead along the averaged gradient.
         update = grad.lerp(buffer, momentum) if group["nesterov"] else buffer.clone()
         update = update.to(_dtype(update, group))  # before the gather, of which it may be half
         cut = self.cut.get(parameter)
@@ -104,6 +107,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             update = orthogonal_update(update, group)
         else:
             update = cut.own(orthogonal_update(cut.gathered(update), group))
+        # The whole matrix's shape, of which a rank may hold a part: the rate must not depend on the mesh.
         matrix = parameter.shape[-2:] if cut is None else torch.Size(cut.global_shape[-2:])
         scaled = _adjust_lr(rate, str(group["adjust_lr_fn"]), matrix)
         parameter.mul_(1 - rate * float(str(group["weight_decay"])))
@@ -128,8 +132,10 @@ def orthogonal_update(update: Tensor, group: Mapping[str, object]) -> Tensor:
     coefficients = group["ns_coefficients"]
     assert isinstance(coefficients, (tuple, list))
     a, b, c = coefficients
+    # The Gram matrix of the shorter side costs less.
     tall = update.size(0) > update.size(1)
     x = update.T if tall else update
+    # The Frobenius norm bounds the spectral norm: singular values up to 1, where the iteration converges.
     x = x / x.norm().clamp(min=_EPS)
     for _ in range(int(str(group["ns_steps"]))):
         gram = x @ x.T

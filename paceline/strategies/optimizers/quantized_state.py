@@ -47,6 +47,7 @@ def codec_of(optimizer: torch.optim.Optimizer | None) -> Codec | None:
     ``ZeroRedundancyOptimizer`` has the optimizer of its own tensors in ``optim``.
     """
     inner = getattr(optimizer, "optim", optimizer)
+    # By the module's name: importing either library to compare classes costs seconds and may fail.
     libraries = {cls.__module__.partition(".")[0] for cls in type(inner).__mro__}
     if "torchao" in libraries:
         return TorchAO(cast(AoOptimizer, inner))
@@ -86,6 +87,7 @@ def read_state(
         return None
     shape = tuple(parameter.shape)
     here = shard_suffix(offsets, shape)
+    # Same offsets and shape as at the save: codes are taken as they are, bit for bit.
     parts_here = {k.removesuffix(here): reader.read(role, name, k) for k in of_shards if k.endswith(here)}
     # an empty shard has nothing to join
     if parts_here or not parameter.numel():
@@ -99,6 +101,8 @@ def read_state(
         target, source = overlap
         parts = {k.removesuffix(suffix): reader.read(role, name, k) for k in of_shards if k.endswith(suffix)}
         for moment, values in codec.values(parts, saved_shape).items():
+            # Other shards overlap with this one in part; what none covers stays zero, as before the first
+            # step.
             joined.setdefault(moment, torch.zeros(shape))[target] = values[source]
     return codec.quantise(parameter, joined)
 
@@ -115,6 +119,7 @@ def _overlap(
     """Return the common block of two shards, as slices of each; None if there is none."""
     low = [max(a, b) for a, b in zip(offsets, saved_at, strict=True)]
     high = [min(a + n, b + m) for a, n, b, m in zip(offsets, shape, saved_at, saved_shape, strict=True)]
+    # Half-open blocks that only touch have nothing in common.
     if any(lo >= hi for lo, hi in zip(low, high, strict=True)):
         return None
     return (
@@ -166,6 +171,7 @@ class TorchAO:
         for name, value in parts.items():
             if name.endswith(_CODES):
                 moment, scale = name.removesuffix(_CODES), parts[name.removesuffix(_CODES) + _SCALE]
+                # Elements a scale, as the run that saved had it; the default here may be another.
                 block = torch.Size(shape).numel() // scale.numel()
                 packed = self.optimizer._subclass_zeros(torch.empty(shape), moment == _SIGNED, block)
                 packed.codes.copy_(value)
@@ -267,6 +273,7 @@ class BitsAndBytes:
             for i, p in enumerate(group["params"]) if p is parameter
         ]  # fmt: skip
         (group, index), groups = indices[0], self.optimizer.param_groups
+        # bitsandbytes writes into the optimizer's own state; it is taken out again below.
         self.optimizer.state[parameter] = {}
         self.optimizer.init_state(groups[group], parameter, group, index)
         state = self.optimizer.state.pop(parameter)

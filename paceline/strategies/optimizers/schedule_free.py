@@ -49,6 +49,7 @@ def averaged(optimizer: object, refresh: Callable[[], None]) -> Iterator[None]:
     if not averages(optimizer) or not any(group["train_mode"] for group in optimizer.param_groups):
         yield
         return
+    # A copy, as y → x → y by the package's formulas would not come back to the same bits.
     trained = [(p, p.detach().clone()) for p in optimizer.state if "z" in optimizer.state[p]]
     optimizer.eval()
     refresh()
@@ -78,6 +79,7 @@ def average_of(optimizer: object, parameter: nn.Parameter) -> Tensor | None:
         return None
     group = group_of(optimizer, parameter)
     betas = group.get("betas")
+    # AdamW calls it the first beta, SGD momentum.
     beta = betas[0] if isinstance(betas, (tuple, list)) else group["momentum"]
     assert isinstance(beta, float)
     return parameter.detach().lerp(optimizer.state[parameter]["z"], 1 - 1 / beta)

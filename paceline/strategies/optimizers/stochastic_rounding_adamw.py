@@ -54,6 +54,7 @@ class RoundedAdamW(StepsOneByOne):
         if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32)
             for name in ("exp_avg", "exp_avg_sq"):
+                # In bf16 (8 bits of mantissa) a second moment with beta 0.999 would stop moving.
                 state[name] = torch.zeros_like(parameter, dtype=torch.float32)
         state["step"] += 1
         step, betas = int(state["step"]), group["betas"]
@@ -83,6 +84,7 @@ def noise_keys(seed: int, index: int, step: int) -> list[int]:
     """Return two signed 32-bit numbers (SplitMix64 of Steele et al. 2014)."""
     value = 0
     for part in (seed, index, step):
+        # The constants are SplitMix64's; Python's integers need the mask to wrap at 64 bits.
         value = (value + part + 0x9E3779B97F4A7C15) & _MASK
         value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

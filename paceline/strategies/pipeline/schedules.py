@@ -92,6 +92,8 @@ class StageLayout:
         rounds of equal length.
         """
         if self.schedule in ("interleaved", "zero_bubble"):
+            # torch splits the micro-batches into ``number // ranks`` rounds, and asserts that they are
+            # equal.
             while number % max(1, number // self.ranks):
                 number += 1
         return number
@@ -177,6 +179,8 @@ class Running:
         ``ids``: int64 [number · rows, length], read on the rank with the first stage. Raises the cause of an
         error inside the schedule.
         """
+        # int64 [number]: the schedule cuts it like the ids, so that each stage learns which micro-batch it
+        # has.
         index = torch.arange(self.number)
         call = self._schedule.step if training else self._schedule.eval
         try:
@@ -204,6 +208,7 @@ def _as_it_is(loss: Tensor, _: Tensor) -> Tensor:
 def _cause(error: BaseException) -> BaseException:
     """Return the PacelineError that a schedule wrapped into its own error, or ``error``."""
     seen: Sequence[BaseException] = [error]
+    # torch raises its own RuntimeError ``from`` the stage's: the diagnostic is somewhere along the chain.
     while (inner := seen[-1].__cause__) is not None:
         if isinstance(inner, PacelineError):
             return inner
@@ -237,6 +242,7 @@ class FixedShape:
         if not packed:
             return FixedShape(max(len(batch.document_ids) for batch in batches), longest, longest, packed)
         length = max(batch.input_ids.shape[1] for batch in batches)
+        # Rounded up to a multiple, which sequence parallelism divides and compiled kernels meet again.
         return FixedShape(1, -(-length // multiple) * multiple, longest, packed)
 
     def fit(self, batch: Batch) -> Batch:
@@ -245,6 +251,8 @@ class FixedShape:
             added = [1] * (self.rows - len(batch.document_ids))
             return replace(_with_documents(batch, added), max_seqlen=self.longest)
         left = self.length - batch.input_ids.shape[1]
+        # Padding in documents no longer than the longest: ``max_seqlen``, by which kernels size their grid,
+        # stays.
         added = [self.longest] * (left // self.longest) + (
             [left % self.longest] if left % self.longest else []
         )
@@ -253,6 +261,7 @@ class FixedShape:
     def empty(self, like: Batch) -> Batch:
         """Return a micro-batch of this shape with weight 0."""
         nothing = torch.zeros(1, 0, dtype=torch.int64, device=like.input_ids.device)
+        # No documents: ``fit`` fills the whole shape with weight 0.
         none = Batch(nothing, nothing, nothing, torch.zeros(1, dtype=torch.int32), 0, nothing[0], 0)
         return self.fit(none)
 

@@ -52,6 +52,7 @@ class ScheduledStage(nn.Module):
         (last stage).
         """
         assert self.run_input is not None
+        # On the host: the schedule's index never leaves it.
         number = int(index)
         batch = self.run_input.batches[number]
         if self.run_input.seed is not None:

@@ -212,6 +212,7 @@ class PipelineRunner(WindowRunner):
 
                 def finish(outputs: dict[str, Tensor], batch: Batch, role: Role = role) -> Tensor:
                     self._add_evaluation(algorithm, role, outputs, batch, sums)
+                    # The schedule wants a loss; the sums were added above.
                     return torch.zeros((), device=batch.input_ids.device)
 
                 run_input = ScheduleInput((), algorithm.required_outputs(role, training=False), finish)
@@ -219,6 +220,8 @@ class PipelineRunner(WindowRunner):
             yield from chunk
         for role in algorithm.trains:
             self._schedules.pop((role, False), None)  # it holds buffers for its micro-batches' hidden states
+        # A rank of the world: pp is the mesh's outermost axis, so a pipeline rank's first member is at a
+        # multiple of the size of a stage.
         holder = stage_layout.rank_of(stage_layout.count - 1) * (self.world.world_size // stage_layout.ranks)
         for name in self.world.broadcast_json(sorted(sums), src=holder):
             sums.setdefault(
@@ -246,6 +249,8 @@ class Pipeline(FSDP):
         engine = plan.engine if isinstance(plan.engine, PipelineOptions) else PipelineOptions()
         self.stage_layout = StageLayout(engine.schedule, plan.mesh.pp, engine.stages_per_rank)
         self.place_in_row = plan.mesh.coordinates(world.rank).pp
+        # A stage runs many micro-batches before its first backward: gathering it for each would cost more
+        # than it frees.
         self.how = replace(engine.fsdp, reshard_after_forward=False)
         self._as_tuple: bool | None = None  # how stages are cut, found before there are weights
         self.collective_forward = self.sharding  # without sharding, a forward involves no other pipeline
@@ -291,13 +296,16 @@ class Pipeline(FSDP):
             )
         parts = PipelineRoot(stages)
         parts.slices = root.slices
+        # Where the class was tried on whole weights, they are on the host already.
         if not on_meta:
             parts = parts.to(self.world.device)
         if not self.sharding and on_meta:
             self._fill(parts)
         for stage in stages:
+            # FSDP2 casts what it gathers; whole parameters need copies of their own.
             stage.lower_precision(copies=not self.sharding)
         units = self._shard_stages(parts) if self.sharding else None
+        # Sharded first: a rank never holds its whole stages.
         if self.sharding and on_meta:
             self._fill(parts)
         if units is not None:
@@ -348,6 +356,7 @@ def _whole_tensors(parts: PipelineRoot) -> Iterator[tuple[str, Tensor]]:
     that of the first.
     """
     for stage in parts.stages:
+        # Files and checkpoints hold a tied weight once, under the embedding's name.
         copy = stage.hf.get_output_embeddings().weight if stage.last and stage.tied_name else None
         for name, tensor in tensors_of(stage):
             yield (f"hf.{stage.tied_name}" if tensor is copy else name), tensor

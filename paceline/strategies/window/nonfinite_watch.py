@@ -64,6 +64,7 @@ class NonFiniteWatch:
             for name, module in root.named_modules():
                 self._watch(module, plain_name(name))
         try:
+            # Hooks inside a compiled layer would be traced away, or recompile it.
             with torch.compiler.set_stance("force_eager"):
                 yield
         finally:
@@ -77,6 +78,7 @@ class NonFiniteWatch:
 
     def loss_is_not_finite(self) -> None:
         """Note that the loss of the micro-batch is wrong, from which the gradients then are."""
+        # Gradients are seen before the loss is read, though the loss is their cause.
         if self.first is None or self.first.kind in (GRADIENT, PARAMETER):
             self.first = NotFinite(LOSS, "")
 
@@ -88,6 +90,7 @@ class NonFiniteWatch:
                 full = f"{name}.{local}" if name else local
                 if not_finite(parameter.detach()):
                     self.note(WEIGHT, full)
+                # A module called twice (gradient checkpointing) would otherwise hook its parameters twice.
                 if parameter.requires_grad and id(parameter) not in hooked:
                     hooked[id(parameter)] = parameter
                     self._removers.append(_hooked(parameter, self._of_parameter(full)))
@@ -122,8 +125,10 @@ class NonFiniteWatch:
         tokens = int(self._batch.cu_seqlens[-1])
         if value.ndim < 2 or value.shape[0] != 1 or value.shape[1] < tokens or isinstance(value, DTensor):
             return ()
+        # bool [tokens]: whether any number of this token is not finite.
         wrong = ~value[0].reshape(value.shape[1], -1).isfinite().all(1)
         ends = self._batch.cu_seqlens[1:].to(wrong.device)
+        # ``right``: a token at a document's end offset is the first of the next document.
         hit = torch.bucketize(wrong[:tokens].nonzero().flatten(), ends, right=True)
         return tuple(sorted(set(hit.tolist())))
 

@@ -120,6 +120,8 @@ class WindowRunner:
         start = stamp(self.world.device)
         # Global weights first: they scale each micro-batch's loss, so gradients are those of the global mean.
         weights = WindowWeights(micro_batches, algorithm, self.world, self.mesh.model_copies)
+        # Every rank skips together, as all see the same sums: a rank that stepped alone would hang the
+        # others.
         if not weights.any():
             counts, tokens = weights.named()
             nothing = StepResult(dict.fromkeys(counts, 0.0), counts, None, "no_labels", tokens)
@@ -129,6 +131,7 @@ class WindowRunner:
         micro_batches = [batch.with_numbers(means) for batch in micro_batches]
         # Forward and backward of all micro-batches, then one optimizer step per trained model.
         trained = [handles[role] for role in algorithm.trains]
+        # Known before the first forward, so that every rank stacks the same names below.
         names = [*weights.terms, *algorithm.train_metrics]
         sums = {
             name: torch.zeros((), dtype=sum_dtype(self.world.device), device=self.world.device)
@@ -145,10 +148,12 @@ class WindowRunner:
                 raise _cannot_skip(type(self.strategy).__qualname__)
         # One all-reduce for everything that is reported; every rank reads the same numbers from it.
         numbers, tokens_of = _named(outcomes), tokens_by_expert(trained[0])
+        # Norms are already equal on all ranks: one rank's value plus zeros passes the sum unchanged.
         reported = [n if self.world.is_main else torch.zeros_like(n) for n in numbers.values()]
         results = torch.stack([*sums.values(), *reported])
         more = results.new_zeros(0) if tokens_of is None else tokens_of.flatten().to(results)
         reduced = self.world.all_reduce_tensor(torch.cat([results, more]))
+        # Enqueued now, read a step later: the host never waits for a step that it has just started.
         copied = CopiedToHost([reduced, *weights.on_device()])
         summary = WindowSummary(
             tuple(sums),
@@ -186,9 +191,12 @@ class WindowRunner:
             self.strategy.zero_grad(handle)
         sums = {name: torch.zeros((), device=self.world.device) for name in weights.terms}
         sums |= {name: torch.zeros((), device=self.world.device) for name in algorithm.train_metrics}
+        # The scales and means of the whole window, so that the repeated micro-batch sees the step's own
+        # numbers.
         losses = WindowLosses(algorithm, weights.scales(self.strategy.averaging_factor), sums)
         watch = NonFiniteWatch(batch)
         with watch.on(root for handle in trained for root in handle.roots):
+            # The seed of this micro-batch, so that dropout is that of the step.
             self._accumulate(handles, [batch], losses, lambda _: generator_seed(index))
         if not all(bool(sums[term].isfinite()) for term in weights.terms):
             watch.loss_is_not_finite()
@@ -202,6 +210,7 @@ class WindowRunner:
         limit = self.strategy.limit
         if limit is None:
             return None
+        # The sums below are over all ranks, among them copies of the same loss.
         scales = weights.scales(1.0 / self.strategy.loss_copies)
         total = torch.stack([scaled(sums[term], scale) for term, scale in scales.items()]).sum()
         return limit.of_window(self.world.all_reduce_tensor(total), weights.total())
@@ -219,6 +228,7 @@ class WindowRunner:
             return
         for j, arrived in enumerate(self._ahead.each(micro_batches, self.strategy.shard_batch)):
             if generator_seed is not None:
+                # By micro-step, not once a window: a resumed run draws the same dropout.
                 torch.manual_seed(generator_seed(j))
             local_batch = self._with_reference(handles, arrived, losses.algorithm)
             for role in losses.algorithm.trains:
@@ -228,6 +238,7 @@ class WindowRunner:
         """Run forward and backward of one micro-batch for one role; add each term's sum to ``sums``. Only the
         last one synchronizes.
         """
+        # Communication in the last backward only: earlier gradients add up locally.
         with contextlib.nullcontext() if last else self.strategy.no_sync(handle):
             required = losses.algorithm.required_outputs(handle.role, training=True)
             self.strategy.backward(handle, losses.add(handle.role, handle.module(batch, required), batch))
@@ -267,6 +278,7 @@ class WindowRunner:
             last = j == len(batches) - 1
             with contextlib.nullcontext() if last else self.strategy.no_sync(handle):
                 again = found[0] if alone else vectors(handle.module, j)
+                # Its gradient by ``again`` is ``gradient``: the chain rule, cut at the vectors.
                 self.strategy.backward(handle, (again * gradient).sum())
 
     # --- without gradients
@@ -278,6 +290,7 @@ class WindowRunner:
         is the policy without its adapter.
         """
         handle = handles.get(role, handles[Role.POLICY])
+        # With LoRA the reference is the base model, which the policy already holds.
         bare = contextlib.nullcontext() if role in handles else handle.root.without_adapter()
         with self.strategy.inference(handle), bare:
             outputs: dict[str, Tensor] = handle.root(local_batch, required)
@@ -289,6 +302,7 @@ class WindowRunner:
             outputs = self.forward_no_grad(
                 handles, role, local_batch, algorithm.required_outputs(role, training=False)
             )
+            # As constants: the reference's outputs carry no graph.
             local_batch = algorithm.attach_outputs(role, outputs, local_batch)
         return local_batch
 
@@ -331,6 +345,7 @@ class WindowRunner:
                 for term, weight in algorithm.weights(batch).items():
                     weights[term] = weights.get(term, 0) + int(weight)
         names, terms = sorted(sums), sorted(weights)
+        # Sorted names, since dicts may be filled in another order on another rank.
         reduced = self.world.all_reduce_tensor(torch.stack([sums[n] for n in names])).tolist()
         total = [value / self.strategy.loss_copies for value in reduced]
         counts = self._count([weights[t] for t in terms] + [rows])
@@ -342,6 +357,7 @@ class WindowRunner:
         """Yield the micro-batches; if a forward is a collective, a rank with fewer continues with blank ones
         until all ranks are done.
         """
+        # A count below the block's size means that the fullest rank has come to its end.
         waiting, last, count = iter(micro_batches), None, _AGREED_AT_ONCE
         while count == _AGREED_AT_ONCE:
             some = list(islice(waiting, _AGREED_AT_ONCE))
@@ -352,6 +368,8 @@ class WindowRunner:
             if self.strategy.collective_forward:
                 count = int(self.world.all_reduce_max_float([count])[0])
             yield from some
+            # A rank without data must still join the forwards' collectives; weight 0 keeps the sums as they
+            # are.
             yield from [blank_batch(last)] * (count - len(some))
 
     def _evaluated(
@@ -451,6 +469,7 @@ class CopiedAhead:
             return
         ahead = self._enqueued(batches[0], move) if batches else None
         for following in [*batches[1:], None]:
+            # The next copy is enqueued before this micro-batch is yielded, so that both run at once.
             arriving, ahead = ahead, None if following is None else self._enqueued(following, move)
             assert arriving is not None
             yield self._ready(*arriving)
@@ -468,5 +487,7 @@ class CopiedAhead:
         computing.wait_event(copied)
         for tensor in moved.tensors():
             if tensor.device.type == self._device.type:
+                # Else the allocator, which follows the copying stream only, could reuse the memory too
+                # early.
                 tensor.record_stream(computing)
         return moved

@@ -34,6 +34,7 @@ class WindowWeights:
         local: dict[str, int] = {}
         for batch in micro_batches:
             for term, weight in algorithm.weights(batch).items():
+                # Integers: their sum over ranks is exact, in any order.
                 local[term] = local.get(term, 0) + int(weight)
         self.terms = sorted(local)
         self._copies, self._world = copies, world
@@ -52,6 +53,8 @@ class WindowWeights:
         """Return ``factor`` / weight by term, 0 where the weight is: numbers, or tensors on the device."""
         if self._sums is None:
             return {t: factor / w if w else 0.0 for t, w in zip(self.terms, self._own, strict=False)}
+        # Without the last entry, the tokens. Each weight was counted by every rank that reads the same
+        # rows.
         weights = (self._sums[:-1] // self._copies).to(sum_dtype(self._world.device))
         # not ``factor / weights``, which torch computes as factor times the reciprocal
         quotients = torch.full_like(weights, factor) / weights
@@ -131,6 +134,7 @@ class Means:
         names = sorted(self.sums)
         sums = add_up([self.sums[name] for name in names])
         weights = count([self.weights[name] for name in names])
+        # A name without weight anywhere has the mean 0, not nan, in the log.
         return {n: s / copies / w if w else 0.0 for n, s, w in zip(names, sums, weights, strict=True)}
 
 
@@ -161,8 +165,10 @@ class WindowSummary:
         }
         numbers = dict(zip(self.numbers, reduced[len(self.sums) : count], strict=True))
         spread = spread_of(reduced[count:], self.experts) if self.experts else {}
+        # Terms have weights of their own; metrics (``name/term``) share their term's.
         losses = {term: means[term] for term in weights}
         norms = {role: numbers[f"grad_norm/{role.value}"] for role in self.roles}
+        # Taken out: they decide the step's outcome, and are no metrics.
         refused = [numbers.pop(name) for name in self.numbers if name.startswith(f"{REFUSED}/")]
         finite = all(map(math.isfinite, [*losses.values(), *norms.values()]))
         train_metrics = algorithm.summary({_metric(name): means[name] for name in algorithm.train_metrics})
@@ -216,6 +222,7 @@ def spread_of(tokens: Sequence[float], experts: int) -> dict[str, float]:
     shares = [[count / total for count in layer] for layer in layers if (total := sum(layer))]
     if not shares:
         return {}
+    # p log p → 0 for an expert without tokens.
     entropies = [-sum(p * math.log(p) for p in layer if p) / math.log(experts) for layer in shares]
     return {
         "router_max_load": experts * max(max(layer) for layer in shares),
