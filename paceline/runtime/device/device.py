@@ -32,6 +32,7 @@ def pick_device(
     import_problem = import_device_packages()
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if kind == "auto":
+        # torch calls whatever it was built for the accelerator (cuda for ROCm too).
         kind = CPU.name if accelerator is None else accelerator.type
     if not is_accelerator(kind):
         return torch.device(CPU.name)
@@ -45,6 +46,7 @@ def pick_device(
     if accelerator is None or accelerator.type != kind:
         raise PacelineError(_missing(kind, import_problem or "torch sees no such device"))
     count = torch.accelerator.device_count()
+    # One visible device for several local ranks: under ``alone`` each of them has its own, always number 0.
     places = tuple(indices) or (
         tuple(range(count)) if not (alone and count == 1) else (0,) * (local_rank + 1)
     )
@@ -106,6 +108,7 @@ def memory_bytes(device: torch.device) -> int:
     import resource
     import sys
 
+    # Bytes on macOS, KiB elsewhere: the only unit that differs by platform.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -163,6 +166,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.05)
         torch.mm(left, right, out=out)
         synchronize(device)
         now = time.perf_counter()
+        # The best of several: another process can only slow a product down.
         best = min(best, now - started)
         if now >= deadline:
             return 2.0 * size**3 / best
@@ -180,6 +184,7 @@ def use_deterministic_kernels() -> None:
     before torch is imported.
     """
     torch.use_deterministic_algorithms(True)
+    # Benchmarking picks a convolution by its time, so by chance.
     torch.backends.cudnn.benchmark = False
 
 
@@ -247,6 +252,7 @@ class CopiedToHost:
         self._copies = [
             tensor.to(CPU.name, non_blocking=True) if pins else tensor.cpu() for tensor in tensors
         ]
+        # Behind the copies in the same stream: once it has passed, all numbers are on the host.
         self._event = stamp(device)
 
     @property
@@ -259,6 +265,7 @@ class CopiedToHost:
         device is broken."""
         until = time.monotonic() + seconds
         try:
+            # Polled, as ``synchronize`` has no limit and would hang with a hung device.
             while self._event is not None and not self._event.query():
                 if time.monotonic() > until:
                     return False

@@ -33,8 +33,10 @@ def bind_to_card(device: torch.device, root: Path = Path("/")) -> str:
     if node < 0 or len(nodes) < 2:
         return ""
     allowed = os.sched_getaffinity(0)
+    # A smaller set was chosen by somebody who knows more: numactl, Slurm or a container.
     if allowed != _processors(root / "sys/devices/system/cpu/online"):
         return f"processors {len(allowed)}, as this process was bound before it started"
+    # Intersected: a processor that is offline or forbidden makes ``sched_setaffinity`` fail.
     near = _processors(root / f"sys/devices/system/node/node{node}/cpulist") & allowed
     if not near:
         return ""
@@ -109,7 +111,10 @@ def _set(options: dict[int, int]) -> bool:
 def process_seconds() -> float | None:
     """Return for how long this process exists, by Linux; None elsewhere."""
     try:
+        # The program's name stands in brackets and may hold spaces and brackets: the fields begin after the
+        # last one.
         fields = Path("/proc/self/stat").read_text("ascii", "replace").rpartition(")")[2].split()
+        # ``starttime`` is field 22 of proc(5), so index 19 here: clock ticks after boot.
         uptime = float(Path("/proc/uptime").read_text("ascii").split()[0])
         return max(0.0, uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError):
@@ -122,6 +127,7 @@ def threads_per_rank(local_world_size: int) -> int:
 
 
 def _usable_cores() -> int:
+    # What this process may use, not what the machine has: a container or a job gets fewer.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:  # a container's CPU quota (cgroup v2): "200000 100000" is two cores
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

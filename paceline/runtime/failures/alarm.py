@@ -91,6 +91,7 @@ class Alarm:
         self._on_foreign, self._on_warning = on_foreign, on_warning
         self._doing, self._sign, self._stopping = doing, sign, stopping
         self._limits = limits or WaitLimits.same(world.timeout_seconds)
+        # At most half of the shortest limit, so that a warning precedes the end of the run.
         self._quiet = min(quiet_seconds, max(LEAST_LIMIT_SECONDS, self._limits.shortest) / 2)
         now = time.monotonic()
         # rank 0 reads all heartbeats, the others read rank 0's
@@ -111,6 +112,8 @@ class Alarm:
         self._foreign: tuple[int, Diagnostic] | None = None
         self.silent_ranks: list[int] = []
         self._threads: list[threading.Thread] = []
+        # The kernel must not cut a line before the run's own limit says that the network is down for too
+        # long.
         patience = max(LEAST_LIMIT_SECONDS, self._limits.longest)
         self._presence = LivenessSocket(world.rank, world.world_size, world.secret, self._line_cut, patience)
 
@@ -122,6 +125,7 @@ class Alarm:
         if self._world.world_size == 1:
             return self
         env = self._world.env
+        # The ranks have met, so the store answers at once; a minute is for a loaded machine.
         store = connect_store(env, min(60.0, self._world.timeout_seconds), may_host=False)
         self._store = SignedStore(store, self._world.secret, env.store_prefix, self._forged)
         self._open_line()
@@ -138,6 +142,7 @@ class Alarm:
         """
         self._stop.set()
         self._presence.stop()
+        # One deadline for both threads: a thread that blocks in the store is a daemon and may stay.
         deadline = time.monotonic() + _QUERY_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -179,11 +184,13 @@ class Alarm:
                 first = first or roll
                 if time.monotonic() > now + seconds:
                     break
+            # A roll call two numbers later was made after the error, from heartbeats read since.
             elif earlier is None:
                 earlier = roll if roll.number >= first.number + 2 else None
             elif roll.at >= earlier.at + SILENT_SECONDS and time.monotonic() > now + seconds:
                 return roll.silent_since(earlier), True
         answers = self._roll_call() is not None
+        # Rank 0 has written no roll call meanwhile, though the store answers: rank 0 itself is silent.
         stands = first is not None and last is not None and last.number == first.number
         return [0] if answers and stands and not self._following.is_set() else [], answers
 
@@ -203,9 +210,11 @@ class Alarm:
         text = failure_message(self._world.rank, diagnostic, exit_code)
 
         def publish() -> bool:
+            # Only one error is read by all, the root cause; errors that follow from it find the key taken.
             first = store.set_first("error", text)
             store.add("error/read", 1)
             deadline = time.monotonic() + _READ_SECONDS
+            # Exiting at once would take the store down (rank 0) before the others have read the error.
             while store.add("error/read", 0) < readers and time.monotonic() < deadline:
                 time.sleep(0.05)
             return first
@@ -233,6 +242,7 @@ class Alarm:
                     _LINE_SECONDS, lambda: store.get_all([_LINES])[0] or "", "rank 0's address"
                 )
                 self._presence.connect(address)
+        # No line is a warning: deaths are still noticed, but only by silence.
         except (RuntimeError, ValueError, OSError) as exc:  # TimeoutError is an OSError
             self._warn(
                 codes.RUNTIME_NO_LINE(
@@ -250,6 +260,8 @@ class Alarm:
 
         One that goes on giving signs of life is not: something in between has reset the connection.
         """
+        # Waits first: an error of that rank, or its launcher's report of its exit, says more than a cut
+        # line.
         cut = time.monotonic()
         while time.monotonic() < cut + GONE_SECONDS:
             if self._stop.wait(TICK_SECONDS) or self._own.is_set() or self._following.is_set():
@@ -274,6 +286,7 @@ class Alarm:
         evidence = {"silent_ranks": [rank]}
         finding = codes.RUNTIME_RANK_DIED(f"rank {rank}", seen, rank=rank, evidence=evidence)
         self._report(rank, finding, ExitCode.PEER_FAILED)
+        # One reader fewer: the dead rank acknowledges nothing.
         self._publish(finding, ExitCode.PEER_FAILED, 1)
         exit_now(ExitCode.PEER_FAILED)
 
@@ -284,6 +297,8 @@ class Alarm:
         mine = alive_key(self._world.rank)
         beats, next_beat = 0, 0.0
         try:
+            # Every call below may block for as long as the store does; ``_keep_clock`` judges by the clock
+            # meanwhile.
             while not self._stop.wait(POLL_SECONDS):
                 message = parsed_failure(self._store.get("error"))
                 self._answered = time.monotonic()
@@ -303,6 +318,7 @@ class Alarm:
                     self._listen()
                     if self._world.rank == 0:
                         self._call_roll(beat)
+            # The last word: from now on silence of this rank is its orderly end.
             self._store.set(mine, HeartbeatRecord(beats + 1, *self._doing(), done=True).text())
         except RuntimeError:
             self._lost.set()
@@ -311,6 +327,7 @@ class Alarm:
         """Read heartbeats: rank 0 those of all ranks, the others rank 0's."""
         assert self._store is not None
         ranks = range(self._world.world_size) if self._world.rank == 0 else (0,)
+        # In blocks: one call for thousands of keys would hold the store's single thread for too long.
         for start in range(0, len(ranks), _BEATS_PER_SECOND):
             some = ranks[start : start + _BEATS_PER_SECOND]
             texts = self._store.get_all([alive_key(r) for r in some])
@@ -332,6 +349,7 @@ class Alarm:
         last = time.monotonic()
         while not self._stop.wait(TICK_SECONDS):
             now = time.monotonic()
+            # How much later than planned this thread woke: the process was stopped, or starved of CPU.
             late, last = now - last - TICK_SECONDS, now
             self._pulse.tick(now, max(0.0, late))
             self._lost_share = self._pulse.lost(now)
@@ -354,6 +372,7 @@ class Alarm:
         """
         self._stood_still = max(self._stood_still, seconds)
         self._answered = min(now, self._answered + seconds)
+        # Heartbeats that came meanwhile have not been read yet.
         self._vigil.forgive(seconds, now)
         if seconds >= self._longest_silence:
             self._answered = now - self._longest_silence + _DOUBT_SECONDS
@@ -380,6 +399,7 @@ class Alarm:
             limit = self._vigil.limit(silent[0]).seconds
             self._end_in_silence(self._rank_silent(silent, max(LEAST_LIMIT_SECONDS, limit)))
         stops = self._stopping()
+        # A rank that waits judges by itself: rank 0, which hears all, may be the one that hangs.
         wait = self._lateness.look(now, stops=stops)
         if wait is not None and (roll := self._current_roll(now)) is not None:
             late = self._lateness.judge(wait, self._doing()[1], roll, stops=stops)
@@ -398,6 +418,7 @@ class Alarm:
         self._following.set()
         self._report(rank, diagnostic, ExitCode.PEER_FAILED)
         self._reported.set()
+        # Launchers report the process that exits first: it should be the one with the error.
         time.sleep(_FOLLOW_SECONDS)
         if self._own.is_set():
             self._following.clear()
@@ -406,6 +427,7 @@ class Alarm:
 
     def _store_lost(self) -> None:
         """The store's host vanished without an error: it died, or the run is over and ``stop`` follows."""
+        # At the end of a run rank 0 may close the store while another rank is about to call ``stop``.
         if self._stop.wait(2.0) or self._own.is_set():
             return
         self._following.set()
@@ -421,6 +443,7 @@ class Alarm:
         self._following.set()
         silent = diagnostic.evidence.get("silent_ranks") or [0]
         self._report(diagnostic.evidence.get("rank", silent[0]), diagnostic, ExitCode.PEER_SILENT)
+        # A store that is silent takes no message.
         if diagnostic.code != codes.RUNTIME_STORE_SILENT.name:
             self._publish(
                 diagnostic, ExitCode.PEER_SILENT, len(diagnostic.evidence.get("silent_ranks") or ())
@@ -453,6 +476,7 @@ class Alarm:
     def _current_roll(self, now: float) -> RollCall | None:
         """Return the last roll call. If rank 0 is not heard any more, it tells of rank 0 alone."""
         roll = self._roll_call()
+        # A roll call that is no longer renewed accuses ranks by heartbeats that nobody reads.
         if roll is None or self._world.rank == 0 or self._vigil.heard_since(0, now - _OLD_SECONDS):
             return roll
         return replace(roll, busy=[named for named in roll.busy if named[0] == 0])

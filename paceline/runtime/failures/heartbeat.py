@@ -69,6 +69,7 @@ class Heartbeat:
             self._write()
             if stopping:
                 return
+            # Not ``sleep``: ``stop`` must not wait for the rest of the interval.
             self._stop.wait(self._interval)
 
     def _write(self) -> None:
@@ -115,6 +116,7 @@ class Signs:
             case _:
                 return ""
         if host == socket.gethostname():
+            # The letter of /proc/PID/stat: only on this host, whose numbers these are.
             state = state_of(pid)
             if not state or state in _ENDED:
                 return f"its process {pid} no longer exists"
@@ -122,6 +124,7 @@ class Signs:
                 return f"its process {pid} is stopped (kill -CONT {pid} continues it)"
             return f"its process {pid} is there, in the state {state}"
         now = time.monotonic() if now is None else now
+        # By change, not by age: the file's time is that of another host's clock.
         before, since = self._read.get(rank, (None, now))
         if written != before:
             self._read[rank] = written, now

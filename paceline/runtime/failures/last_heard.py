@@ -82,15 +82,18 @@ class PauseDetector:
 
     def tick(self, now: float, late_seconds: float) -> None:
         self._late.append((now, late_seconds))
+        # A sliding window: what a rank lost an hour ago explains nothing now.
         while now - self._late[0][0] > self._span:
             self._late.popleft()
 
     def lost(self, now: float) -> float:
         """Return that fraction; 0 until it is known."""
         observed = min(self._span, now - self._begun)
+        # Half a window at least: of fewer wake-ups a single late one would be a large share.
         if observed < self._span / 2:
             return 0.0
         lates = [late for _, late in self._late]
+        # SIGSTOP and suspended machines: few stops, each longer than many ticks.
         stopped = sum(late for late in lates if late > _LONG_SECONDS) / observed
         return min(1.0, max(stopped, _share_of_short_stops(lates)))
 
@@ -101,6 +104,7 @@ def _share_of_short_stops(lates: list[float]) -> float:
         return 0.0
     # A wake-up in a stop of length L is late by anything up to L; those below the jitter are missing
     length = max(2 * sum(some) / len(some) - _SHORT_SECONDS, 2 * _SHORT_SECONDS)
+    # Late wake-ups / all wake-ups, corrected for the stops too short to be told from jitter.
     return len(some) / len(lates) * length / (length - _SHORT_SECONDS)
 
 
@@ -129,6 +133,7 @@ class LastHeardMonitor:
         if (
             rank in self._heard
             and beat is not None
+            # By count: the store returns the same text until the rank writes again.
             and (last is None or beat.count > last.count or beat.done)
         ):
             self._beats[rank], self._heard[rank] = beat, now
@@ -194,6 +199,7 @@ class LastHeardMonitor:
         ]
         self._doubted, self._missed = doubted, silent
         for rank, beat in list(self._beats.items()):  # another thread may add to it
+            # Reported once, until the rank has been calm: a rank at the threshold would fill the log.
             if beat.lost >= SLOW_SHARE and rank not in self._slow and not beat.done:
                 self._slow.add(rank)
                 findings.append(
@@ -258,6 +264,7 @@ def rank_late(
     ``beat``: the first one's; ``seen``: a text about each; ``waits``: who waits for them, and where.
     """
     shown, them = _ranks(ranks), "it" if len(ranks) == 1 else "them"
+    # ``step`` counts finished ones: a rank in STEP works on the next.
     moment = {START: "in the start", STEP: f"in step {beat.step + 1}"}.get(
         beat.phase, f"after step {beat.step} ({beat.phase})"
     )
@@ -286,6 +293,7 @@ def store_silent(
     """The store does not respond: its host is stopped, or the network in between is cut."""
     where, host = store_place(env)
     hosted = env.rank == 0 and not env.agent_store
+    # The store's host: rank 0, unless torchrun's agent has it, which is no rank.
     ranks = [] if hosted or env.agent_store else [0]
     signs = "; ".join(filter(None, (*map(sign, ranks), *_still(stood_still))))
     rank_0 = "check rank 0 (stopped by SIGSTOP or a debugger?), its machine and the network to it"

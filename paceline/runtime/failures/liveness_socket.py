@@ -57,6 +57,7 @@ class LivenessSocket:
         """Open the line to rank 0. Raises OSError, ValueError or TimeoutError."""
         host, port = address.split()
         line = socket.create_connection((host, int(port)), timeout=_HELLO_SECONDS)
+        # A fresh number each time, so that a recorded proof of another connection is worth nothing.
         nonce = _exactly(line, _NONCE)
         line.sendall(f"{self._rank:<10}".encode() + self._proof(nonce, self._rank))
         _watch(line, self._patience)
@@ -112,6 +113,7 @@ class LivenessSocket:
                 line.sendall(nonce)
                 rank = int(_exactly(line, 10))
                 proof = _exactly(line, _DIGEST)
+                # A second line of the same rank would let a stranger's death count as the rank's.
                 expected = 0 < rank < self._world_size and rank not in self.connections
                 if expected and hmac.compare_digest(proof, self._proof(nonce, rank)):
                     _watch(line, self._patience)
@@ -126,6 +128,7 @@ class LivenessSocket:
         """Read what arrived; return whether the connection has ended. An end without a farewell is a
         death."""
         try:
+            # Nothing but the farewell is ever sent; an empty read is the end of the connection.
             data = self.connections[rank].recv(_LONGEST)
         except _CUT:
             data = b""
@@ -135,6 +138,7 @@ class LivenessSocket:
             return True
         if data and not data.endswith(_BYE):
             return False
+        # A thread of its own: the callback waits for seconds, and other lines are to be read meanwhile.
         if not data and not self._stop.is_set():
             threading.Thread(
                 target=self._on_death, args=(rank,), name="paceline-presence-lost", daemon=True
@@ -171,6 +175,7 @@ def _watch(line: socket.socket, patience: float) -> None:
         "TCP_KEEPIDLE": _PROBE_AFTER,
         "TCP_KEEPINTVL": _PROBE_EVERY,
         "TCP_KEEPCNT": _MOST_PROBES,
+        # Milliseconds in a C int. It overrides the keep-alive count (tcp(7)), so both are set.
         "TCP_USER_TIMEOUT": min(int(1000 * patience), (1 << 31) - 1),
     }
     for name, value in options.items():

@@ -42,6 +42,7 @@ class DistributedCall:
         if frame is None or not frame.f_code.co_filename.startswith(_DISTRIBUTED):
             self._at = None
             return "", 0.0
+        # The same instruction of the same code: a loop that makes call after call moves on in between.
         at = frame.f_code, frame.f_lasti
         if at != self._at:
             self._at, self._since = at, now
@@ -51,12 +52,14 @@ class DistributedCall:
 def _main_frame() -> FrameType | None:
     """Return the innermost frame; for a timed wait, the frame that called it."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    # Our own timer around ``wait`` is not the call that waits.
     while frame is not None and frame.f_code.co_filename == wait_clock.__file__:
         frame = frame.f_back
     return frame
 
 
 def _own(frame: FrameType | None) -> FrameType | None:
+    # ``<``: frozen modules and code made by ``exec`` have no file.
     while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
         frame = frame.f_back
     return frame

@@ -33,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
     written = last_signs(folder, socket.gethostname(), container_start())
     if not written:
         return 1
+    # The youngest one: a single hung rank is ended by the others, not by killing the pod.
     if max(written) > time.time() - SILENT_SECONDS:
         return 0
     return 1 if takes_files(folder) else 0

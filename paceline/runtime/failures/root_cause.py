@@ -55,11 +55,13 @@ ROOT_WORDS = (
 
 def is_cascade(exc: BaseException) -> bool:
     """Whether ``exc`` looks like a consequence of another rank's failure."""
+    # Our own errors name their cause; their texts may well quote such words.
     if isinstance(exc, PacelineError):
         return False
     text = str(exc).lower()
     if any(word in text for word in ROOT_WORDS):
         return False
+    # After ROOT_WORDS: a rank that cannot listen gets the same class of error.
     if isinstance(exc, dist.DistNetworkError | dist.DistStoreError):
         return True
     if isinstance(exc, ConnectionError):  # a closed pipe or a server of the user's is no rank

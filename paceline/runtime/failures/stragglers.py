@@ -62,6 +62,7 @@ class RollCall:
         limits: WaitLimits,
     ) -> RollCall:
         """Make one from every rank's last heartbeat (None: not yet), and when they were heard."""
+        # By limit, so that the cap keeps some ranks of every phase: the late one may be alone in its own.
         kinds: dict[Limit | None, list[Named]] = {None: []}  # None: that wait
         for rank, last in enumerate(beats):
             beat = last or HeartbeatRecord(0, phase=START)
@@ -117,6 +118,7 @@ class StragglerMonitor:
 
     def __init__(self, rank: int, limits: WaitLimits, now: float) -> None:
         self._rank, self._limits = rank, limits
+        # Each look dumps the whole flight recorder, so looks are rare where limits are long.
         self._every = min(FLIGHT_SECONDS, max(_LEAST_SECONDS, limits.shortest / _LOOKS))
         self._next = now + self._every
         self._call = DistributedCall()
@@ -132,6 +134,7 @@ class StragglerMonitor:
         self._next = now + self._every
         waiting = active() or self._standing(now)
         self.waits = waiting[0].seconds if waiting else 0.0
+        # After a stop request nobody wants to wait half an hour for ranks that will never meet.
         shortest = min(self._limits.shortest, STOP_SECONDS) if stops else self._limits.shortest
         return waiting[0] if self.waits > shortest else None
 
@@ -157,6 +160,7 @@ class StragglerMonitor:
             limit = self._limits.in_phase(first.phase)
             ranks = [rank for rank, _ in late]
             return rank_late(ranks, first, limit, seen, f"rank {self._rank} waits in {waits}")
+        # All wait, nobody is late: ranks are in different collectives, or the network lost one.
         if not busy and wait.seconds > min(self._limit(phase), STOP_SECONDS if stops else math.inf):
             others = [beat.describe(rank) for rank, beat in roll.waiting if rank != self._rank]
             return codes.RUNTIME_COLLECTIVE_STUCK(
@@ -233,6 +237,7 @@ def _ended(entry: dict[str, object]) -> bool:
 def dump_entries() -> str:
     from torch._C import _distributed_c10d
 
+    # A private name of torch; without it lateness is seen in sends and receives only.
     dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
     try:
         return "" if dump is None else bytes(dump()).decode("utf-8", "replace")

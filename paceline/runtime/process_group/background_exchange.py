@@ -42,6 +42,7 @@ class LateFlag:
             return world.any(flag)
         earlier = self._read()
         mine = torch.tensor([int(flag)], dtype=torch.int32).to(world.device, non_blocking=True)
+        # In the main thread, in order with training's own collectives: the same on all ranks.
         dist.all_reduce(mine, dist.ReduceOp.MAX)
         copied = mine.to("cpu", non_blocking=True)
         event.record()
@@ -101,14 +102,18 @@ class StoreRanks:
 
         Rank 0 gathers and answers, so that a rank reads one key.
         """
+        # Exchanges are numbered: a rank that is ahead writes new keys, and does not overwrite what is still
+        # read.
         self._meeting += 1
         mine, joint = self._key(self._meeting, self.rank), self._joint(self._meeting)
         text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        # File names may hold bytes that are no UTF-8: lone surrogates, which the store's strings refuse.
         self._store.set(mine, text.encode("utf-8", NO_UTF8).decode())
         if self.rank == 0:
             keys = [self._key(self._meeting, rank) for rank in range(self.world_size)]
             texts = self._awaited(keys)
             self._store.set(joint, f"[{','.join(texts)}]")
+            # All ranks are in this exchange, so all have read the last one's answer.
             self._store.remove([*keys, self._joint(self._meeting - 1)])
         (text,) = self._awaited([joint])
         return json.loads(text)
@@ -122,6 +127,7 @@ class StoreRanks:
                 if all(text is not None for text in texts):
                     return [text for text in texts if text is not None]
             time.sleep(pause)
+            # A save may take minutes: hundreds of ranks must not ask the store fifty times a second.
             pause = min(1.5 * pause, _LONGEST_POLL_SECONDS)
 
     def _key(self, meeting: int, rank: int) -> str:

@@ -17,6 +17,7 @@ def device_mesh(world: World, mesh: Mesh) -> DeviceMesh:
 
     Its process groups get the world's timeout; torch's default is half an hour.
     """
+    # Each axis makes a process group, with communicators that cost device memory.
     names = tuple(axis for axis in AXES if axis == SHARD_AXIS or getattr(mesh, axis) > 1)
     built = init_device_mesh(
         world.device.type, tuple(getattr(mesh, name) for name in names), mesh_dim_names=names
@@ -46,6 +47,7 @@ def sharding_mesh(built: DeviceMesh) -> DeviceMesh:
     together.
     """
     names = built.mesh_dim_names or ()
+    # A private name of torch 2.13; ``fully_shard`` takes one dimension to shard over.
     shard = built[SHARD_AXIS, "cp"]._flatten(FLAT_AXIS) if "cp" in names else built[SHARD_AXIS]
     if "dp_replicate" not in names:
         return shard

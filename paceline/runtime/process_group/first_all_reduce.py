@@ -66,6 +66,7 @@ def first_reduce(
 
     def reduce(tensor: torch.Tensor) -> float:
         begun = time.monotonic()
+        # Asynchronous, so that the host can look at the clock; the group's own timeout is minutes.
         work = dist.all_reduce(tensor, group=group, async_op=True)
         assert work is not None
         while not work.is_completed():
@@ -76,6 +77,7 @@ def first_reduce(
         synchronize(device)
         return time.monotonic() - begun
 
+    # Before the collective: whoever hangs in it later is told apart from whoever never came.
     store.set(_here(axis, world.rank), "1")
     # one element meets the others, the block is timed
     waited, seconds = reduce(block[:1]), reduce(block)
@@ -98,6 +100,7 @@ def summary(axis: str, everyone: Sequence[AllReduceTiming], size: int) -> tuple[
     for timed in everyone:
         n = len(timed.group)
         speed = size * 2 * (n - 1) / n / max(timed.seconds, 1e-9)
+        # The slowest rank's measurement is the group's speed.
         speeds[timed.group] = min(speed, speeds.get(timed.group, speed))
     usual, slowest = statistics.median(speeds.values()), min(speeds, key=lambda group: speeds[group])
     count = f"{len(speeds)} groups of " if len(speeds) > 1 else ""
@@ -118,6 +121,7 @@ def summary(axis: str, everyone: Sequence[AllReduceTiming], size: int) -> tuple[
             )
         )
     first = max(timed.waited for timed in everyone)
+    # Who came last waited least.
     late = [rank for rank, timed in enumerate(everyone) if first - timed.waited > LATE_SECONDS]
     if late and len(late) < len(everyone):
         least = min(timed.waited for timed in everyone)

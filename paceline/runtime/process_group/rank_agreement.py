@@ -70,6 +70,7 @@ def agree_on_devices(
         if env.rank == 0:
             differences = compare(_everyones(signed, env.world_size))
             signed.set(_VERDICT, json.dumps([finding.to_json() for finding in differences]))
+        # On every rank, rank 0 included, whose own key is there at once.
         store.wait([_VERDICT], datetime.timedelta(seconds=timeout_seconds))
         text = signed.get(_VERDICT) or "[]"
         signed.add(_READ, 1)
@@ -88,6 +89,7 @@ def agree_on_devices(
     findings = tuple(Diagnostic.from_json(item) for item in json.loads(text))
     if wrong := errors(findings):
         if env.rank == 0:
+            # Rank 0 hosts the store: if it left first, the others would report a lost connection instead.
             _await_readers(signed, env.world_size)
         raise PacelineError(*wrong)
     return findings

@@ -49,6 +49,7 @@ class Refusals:
 
     def publish_other_secret(self, fingerprint: str) -> None:
         """Report that this rank has another secret: the others would ignore whatever it signs."""
+        # Unsigned, of necessity: the others would reject this rank's signature.
         self._store.set(_OTHER_SECRET, f"{self._env.rank} {fingerprint}")
         self._wake()
 
@@ -70,6 +71,7 @@ class Refusals:
             raise other_secret(rank, "none" if theirs == "none" else "one", first)
 
     def _wake(self, readers: int | None = None) -> None:
+        # Waiting ranks wake by the key they wait for, and then look for a refusal.
         self._store.set(ALL_HERE, "0")  # the key for which the ranks that have come wait
         self._hear(readers)
 
@@ -122,5 +124,6 @@ def _bounded(diagnostic: Diagnostic) -> JsonObject:
     data = diagnostic.to_json()
     if len(json.dumps(data, default=str)) <= LIMIT_BYTES:
         return json.loads(json.dumps(data, default=str))
+    # The store keeps values in rank 0's memory, and every rank reads this one.
     data["evidence"] = {"cut": "the full evidence is in the failing rank's log"}
     return {k: v[:4000] if isinstance(v, str) else v for k, v in data.items()}

@@ -64,6 +64,7 @@ class SignedStore:
         A forged value is replaced.
         """
         mine = self._signed(key, text)
+        # Atomic in the store; an empty expectation means that the key must not exist.
         there = self._store.compare_set(key, "", mine)
         if there.decode("utf-8", "replace") == mine:
             return True
@@ -82,6 +83,7 @@ class SignedStore:
     def _believed(self, key: str, value: bytes) -> str | None:
         text = verified(self._secret, self._name, key, value)
         if text is None:
+            # Once: a flood of forged values must not become a flood of warnings.
             report, self._on_forged = self._on_forged, None
             if report is not None:
                 report(key)

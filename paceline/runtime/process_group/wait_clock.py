@@ -48,6 +48,7 @@ class WaitClock:
             try:
                 return bool(plain(handle, *args))
             finally:
+                # Waits of background threads delay nobody.
                 if threading.get_ident() == main:
                     self.seconds += time.perf_counter() - begun
 
@@ -65,6 +66,8 @@ class WaitClock:
         ended: list[float] = []
 
         def begin(gradient: Tensor) -> None:
+            # It runs when the graph is done. DDP waits for its buckets in a callback of its own, queued
+            # later: the time between is the wait.
             Variable._execution_engine.queue_callback(lambda: ended.append(time.perf_counter()))
 
         root: Hookable = loss  # the graph, and the hook with it, ends with its backward

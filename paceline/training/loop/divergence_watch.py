@@ -56,6 +56,8 @@ class DivergenceWatch:
         self.recent.append(loss)
         without = result.grad_norm == 0.0 and abs(loss) > LEARNED
         self.state.steps_without_gradient += without
+        # ``without`` needs a loss above LEARNED: a model that has learnt its rows by heart rounds to a
+        # gradient of 0.
         self.in_a_row = self.in_a_row + 1 if without else 0
         findings = [self._no_gradient(f"{self.in_a_row} steps in a row")] if self.in_a_row >= IN_A_ROW else []
         news = [d for d in (*findings, *self._diverged()) if d.code not in self.reported]
@@ -88,6 +90,7 @@ class DivergenceWatch:
         last = list(self.recent)
         pairs = [(_mean(last[-FEW:]), first, EXPLODED)]
         before = _mean(self.begun)
+        # ``min``: every one of the last steps is above the start, so uneven rows alone cannot trigger it.
         if len(last) == MANY and self.state.trained_steps >= 2 * MANY and min(last) > before:
             pairs.append((_mean(last), before, RISEN))
         for now, before, (times, more) in pairs:

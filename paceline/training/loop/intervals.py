@@ -89,6 +89,7 @@ class Garbage:
 
     def between_steps(self, step: int) -> None:
         """Collect after every ``EVERY``-th step, and if ``MANY`` new objects are alive."""
+        # The step is the same on all ranks, so that they pause together rather than in turn.
         if step % EVERY == 0 or gc.get_count()[0] > MANY:
             gc.collect()
 

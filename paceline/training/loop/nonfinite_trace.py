@@ -88,11 +88,14 @@ class NonFiniteTracer:
         """
         count = len(window.micro_batches)
         for index in range(count):
+            # By micro-batch, with an exchange each: the first one that shows something ends the trace on
+            # every rank.
             gathered = self.world.all_gather_json(to_json(self._of_rank(window, index)))
             seen = [(rank, from_json(Sighting, data)) for rank, data in enumerate(gathered)]
             seen = [(rank, sighting) for rank, sighting in seen if sighting.kind]
             if not seen:
                 continue
+            # Earlier in the window first, then the lower rank: the same answer on every rank.
             _, first = min(seen, key=lambda pair: (pair[1].order, pair[0]))
             alike = tuple(rank for rank, other in seen if other.what == first.what)
             return Trace(first.what, index + 1, count, alike, first.parameters, first.rows)
@@ -109,6 +112,7 @@ class NonFiniteTracer:
         if watch.first is None:
             return Sighting()
         documents = window.micro_batches[index].document_ids.tolist()
+        # Where the module has no rows per token, any document of the micro-batch may be the cause.
         hit = [documents[i] for i in watch.first.places if i < len(documents)] or documents
         rows = tuple(self.names(hit))
         return Sighting(watch.first.kind, watch.first.describe(), tuple(watch.parameters), rows)
@@ -121,6 +125,7 @@ def explain_nonfinite(config: Config, state: TrainState) -> Iterator[None]:
         yield
     except PacelineError as error:
         found = error.diagnostics[0]
+        # After a finite step the files cannot be the cause, and reading them all takes minutes.
         if found.code != codes.TRAINING_NONFINITE.name or state.trained_steps:
             raise
         loaded = next((text for folder in _folders(config) if (text := not_finite(folder))), "")

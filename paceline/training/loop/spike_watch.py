@@ -94,15 +94,18 @@ class SpikeWatch:
         loss = norm = math.inf
         if self._falls and self._known(losses):
             middle, spread = median_and_deviation(losses)
+            # A flat curve has almost no deviation; without a floor its noise would be spikes.
             loss = middle + self.rule.factor * max(spread, share * abs(middle), nats)
         if self._known(norms):
             middle, spread = median_and_deviation([math.log(value) for value in norms])
+            # exp(710) overflows a double.
             norm = math.exp(min(700.0, middle + self.rule.factor * max(spread, LEAST_NORM)))
         weights = self._state.recent_weights
         least = LEAST_WEIGHT * _median(sorted(weights)) if self._known(weights) else 0.0
         return StepLimit(loss, norm, least)
 
     def _known(self, values: Sequence[float]) -> bool:
+        # Half a window: with fewer values the median absolute deviation itself is noise.
         return 2 * len(values) >= self.rule.window
 
     def observe(self, step: int, result: StepResult) -> Spike | None:
@@ -110,6 +113,7 @@ class SpikeWatch:
         loss, norm = sum(result.losses.values()), result.grad_norm
         if norm is None or not (math.isfinite(loss) and math.isfinite(norm)):
             return None
+        # An overflow or a window without labels measured nothing.
         if result.skipped not in (None, SPIKE):
             return None
         limit, weight = self.limit(), float(sum(result.weights.values()))
@@ -119,6 +123,7 @@ class SpikeWatch:
             if value > most and weight >= limit.least_weight
         ]
         is_spike = bool(above) or result.skipped is not None
+        # Spikes too: if the level has changed for good, half a window later it is the median.
         self._state.remember(loss, norm, weight, self.rule.window, is_spike=is_spike)
         if not is_spike:
             return None

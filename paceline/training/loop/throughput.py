@@ -31,6 +31,7 @@ class PeakFlops:
         if accelerated and (peak := data_sheet_peak(device_name(device), compute)) is not None:
             return PeakFlops(peak, True)
         # a CPU without instructions for ``compute`` falls back to float32, so the faster of both counts
+        # A set: for float32 itself one product is timed, not two.
         dtypes = {getattr(torch, compute)} | (set() if accelerated else {torch.float32})
         return PeakFlops(max(matmul_rate(device, dtype) for dtype in dtypes), False)
 
@@ -56,7 +57,10 @@ class Throughput:
         if plan.shape is None:
             return Throughput(0, plan.world_size, None)
         means = algorithm.window_means
+        # A bool counts as 0 or 1: a live reference is one more forward a step.
         forwards = (plan.reference in ("live", "adapter")) + (0 if means is None else len(means.roles))
+        # 2 FLOP a weight and token in the forward, 4 in the backward (inputs and weights), after Kaplan et
+        # al. 2020.
         sixths = (6 if plan.adapter is None else 4) * len(algorithm.trains) + 2 * forwards
         return Throughput(plan.shape.matmul_parameters * sixths // 6, plan.world_size, peak)
 
@@ -73,5 +77,6 @@ class Throughput:
         shares: dict[str, float | None] = {"mfu": None, "of_product": None}
         if self.peak is None or seconds <= 0:
             return shares
+        # Weights are stored in sixths above, so that this formula holds for every algorithm.
         share = 6.0 * self.matmul_parameters * tokens / (seconds * self.world_size * self.peak.flops)
         return shares | {"mfu" if self.peak.data_sheet else "of_product": share}

@@ -67,6 +67,8 @@ class BandClock:
     def step(self, data: float, seconds: float) -> None:
         """Add a step that took ``seconds`` after ``data`` of waiting for its rows."""
         waited = self.waited()
+        # At most the step's own time: a wait may have begun in the step before, whose collective ends in
+        # this one.
         waits, self._waited = min(seconds, waited - self._waited), waited
         # plain sums: this is on the path of every step
         self._data += data
@@ -82,6 +84,7 @@ class BandClock:
             yield
         finally:
             self._now.add(Bands(save=time.perf_counter() - begun))
+            # Waits inside a save or an evaluation belong to that band, not to the next step.
             self._waited = self.waited()
 
     def evaluated(self, seconds: float) -> None:
@@ -127,6 +130,7 @@ def stragglers(ranks: Sequence[Bands]) -> list[Straggler]:
     """Return the ranks for which the others wait, the most expensive first; ``ranks``: the bands of each."""
     late = []
     for rank, bands in enumerate(ranks):
+        # The median of the others: one straggler does not raise the value that it is compared with.
         others = [other.own for number, other in enumerate(ranks) if number != rank]
         above = bands.own - statistics.median(others) if others else 0.0
         if above > max(LEAST_SECONDS, LEAST_SHARE * bands.seconds):

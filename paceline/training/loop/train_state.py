@@ -88,6 +88,7 @@ class TrainState:
     @staticmethod
     def from_json(data: JsonObject) -> TrainState:
         names = {f.name for f in fields(TrainState)}
+        # Unknown keys are those of a later release: its checkpoints still resume here.
         return from_json(TrainState, {k: v for k, v in data.items() if k in names})
 
 
@@ -102,6 +103,7 @@ class BestRule:
 
     def improved(self, value: float, best: float | None) -> bool:
         """Whether ``value`` beats ``best`` at all (NaN never does)."""
+        # NaN, the only number that differs from itself.
         if value != value:
             return False
         return best is None or (value > best if self.greater_is_better else value < best)
@@ -122,6 +124,7 @@ class BestRule:
         Raises KeyError for an unmeasured metric.
         """
         value = metrics[self.metric]
+        # Two questions: a tiny improvement is the best checkpoint, but does not reset the patience.
         gain, better = self.counts_as_gain(value, state.best_metric), self.improved(value, state.best_metric)
         state.evals_without_gain = 0 if gain else state.evals_without_gain + 1
         if better:

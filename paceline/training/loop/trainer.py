@@ -82,7 +82,10 @@ class UnreadStep:
         use the host's. ``former``: the end of the step before, at which the device began this one.
         """
         result = self.result.read()
+        # After ``read``, which has waited for the copies: with a device clock the step was done before.
         done = time.perf_counter()
+        # The result was there when the call returned (a CPU, or no late reading): the host's own clock is
+        # right.
         if not self.result.under_way:
             return result, self.seconds, self.begun + self.seconds
         measured = self.result.seconds()
@@ -146,6 +149,7 @@ class Trainer:
         Returns ``completed``, ``early_stopped`` or (by a signal) ``stopped``; the last two leave a
         checkpoint. A run that was resumed after its last step, or after it was ended early, trains nothing.
         """
+        # Before any window is made: a finished run must not start its loaders.
         if (ended := self.ended()) is not None:
             return ended
         try:
@@ -171,6 +175,7 @@ class Trainer:
 
     def _train_windows(self, garbage: Garbage) -> str | None:
         """Train on the windows from ``state.step`` on; return None after a rollback."""
+        # Closing ends the prefetching threads, also when the run goes back and makes new windows.
         with contextlib.closing(self.algorithm.windows(self.windows, self.handles)) as windows:
             self.hooks.doing(self.state.step, self.between)
             since = time.perf_counter()
@@ -201,6 +206,8 @@ class Trainer:
         if self.inspect is not None:
             self.inspect(window)
         lr = self.lr(window.step)
+        # A step that a rollback leaves out: its recorded numbers are logged again, so that the curve has no
+        # hole.
         if (passed := self.state.passed_at(window.step)) is not None:
             self._record()
             now, nothing = time.perf_counter(), UnreadResult(passed.result)
@@ -226,6 +233,8 @@ class Trainer:
             if not self.late:
                 unread.read()
             seconds = time.perf_counter() - started
+        # Only now, with the next step enqueued, does the host read results: the device never runs out of
+        # work.
         self._record()  # the step before, which state.step still names
         self._unread = UnreadStep(window, lr, started, seconds, unread, waited)
         self.state.step = window.step + 1
@@ -244,6 +253,7 @@ class Trainer:
         if step.window.report is not None:
             result = self._report(step.window.step + 1, step.window.report, result, seconds)
             seconds += step.window.report.seconds
+        # Before the event and the checks, for a check may raise, and the state is what gets saved.
         self.state.tokens += result.tokens
         event = events.Step(
             step=self.state.step,
@@ -270,6 +280,7 @@ class Trainer:
             },
         )
         self.hooks.emit(event)
+        # After the event: the log has the numbers of the step that ends the run.
         check_sampling(result, self.state.step, self.max_sampling_gap)
         for finding in (
             *findings_of(step.window, result, step.lr, self.state, trace),
@@ -303,6 +314,7 @@ class Trainer:
             self.hooks.note(spike.finding(stays, rows, "set training.save_steps below the first spike"))
             return False
         state, self.windows = restored
+        # Both are 0-based: the steps between checkpoint and spike are made once more.
         again = spike.step - state.step
         outcome = f"the run is back at step {state.step}, trains {again} steps again, and leaves its rows out"
         self.hooks.note(spike.finding(outcome, rows, ""))
@@ -313,9 +325,11 @@ class Trainer:
                     f"step {spike.step + 1}", spike.found, count=MAX_ROLLBACKS, saved=state.step
                 )
             )
+        # In place, as the watches, the checkpointer and the schedules hold this object.
         self.state.take(state)
         self.state.passed = passed
         self.saved_step = state.step
+        # Anew: its recent losses are those of steps that are made again.
         self.learning = DivergenceWatch(self.state, self.algorithm.loss_falls)
         return True
 
@@ -328,10 +342,12 @@ class Trainer:
         try:
             yield
         except RolloutInterrupted:
+            # Not twice at one step: the checkpoint's folder exists already.
             if self.saves is not None and self.state.step > self.saved_step:
                 self._save(self.saves, self.state.step, must_succeed=True)
             raise
         except BaseException as error:
+            # A hung device never delivers: without the limit the first error would not be raised.
             if self._unread is not None and self._unread.result.arrives(ARRIVAL_SECONDS):
                 with contextlib.suppress(*(() if isinstance(error, Exception) else (PacelineError,))):
                     self._record(alone=True)
@@ -348,11 +364,14 @@ class Trainer:
     def _between_steps(self) -> str | None:
         """Agree on stopping, then evaluate and save when due. Collective."""
         step = self.state.step
+        # Ranks get a signal at different times. They agree on the step to stop at, or one would wait in a
+        # collective for ever.
         stop = self.agree(self.hooks.stop_requested() or self.hooks.should_stop())
         signalled = stop and self.any_rank(self.hooks.stop_requested())
         self.state.stopped_by_callback = stop and not signalled
         if stop:
             self._record()
+        # An asynchronous save that failed is reported at the next step, not at the end of the run.
         self._settle(wait=False)
         epoch_end = self.epochs.is_epoch_end(step)
         improved = exhausted = False
@@ -360,6 +379,7 @@ class Trainer:
             improved = self.best.record(self.measure(), self.state)
             exhausted = self.best.exhausted(self.state)
         # A signal saves also where saving is off: the run can go on from there
+        # The last checkpoint of an ended run, whatever the interval.
         last = signalled or ((stop or exhausted) and self.cadence.saves_at_all)
         if self.saves is not None and (last or self.cadence.saves(step, epoch_end, improved)):
             self._save(self.saves, step, must_succeed=last or step == self.cadence.total_steps)
@@ -377,6 +397,7 @@ class Trainer:
         metrics = self.evaluate()
         seconds = time.perf_counter() - started
         self.bands.evaluated(seconds)
+        # A count rides along with the metrics and is no metric.
         rows = int(metrics.pop("eval_rows", 0))
         # a curve for the plot, not numbers for text logs
         bins = {name.removeprefix(BINS): metrics.pop(name) for name in list(metrics) if name.startswith(BINS)}
@@ -413,6 +434,7 @@ class Trainer:
                 self.failed_saves = 0
         except CheckpointError as error:
             self.failed_saves += 1
+            # One full disk or lost mount is a warning; a second in a row would lose hours of training.
             if must_succeed or self.failed_saves >= MAX_FAILED_SAVES:
                 raise
             for finding in error.diagnostics:

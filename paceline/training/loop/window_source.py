@@ -74,6 +74,7 @@ class Epochs:
     ) -> None:
         self.total_steps = total_steps
         self._count = count
+        # bisect on cumulative counts: epochs of different lengths cost one logarithm a step.
         self._ends = list(accumulate(steps))  # cumulative steps at the end of each epoch
         self._lock = Lock()  # prefetching threads make windows
 
@@ -83,6 +84,7 @@ class Epochs:
     def locate(self, step: int) -> tuple[int, int]:
         """Return (epoch, step within it) of the 0-based global ``step``."""
         with self._lock:
+            # Packing an epoch takes time, so epochs are counted when a step first falls into them.
             while self._count is not None and step >= self._done():
                 self._ends.append(self._done() + self._count(len(self._ends)))
             epoch = bisect_right(self._ends, step)
@@ -132,6 +134,7 @@ def count_epochs(
     if max_steps > 0:
         return Epochs((first,), max_steps, count)
     # less 1e-9: rounding of 0.3 * 10 must not add a step
+    # A fraction of an epoch is rounded up to whole steps, as Transformers does.
     steps, total = [first], math.ceil(min(1.0, num_train_epochs) * first - 1e-9)
     for epoch in range(1, math.ceil(num_train_epochs)):
         steps.append(count(epoch))
@@ -187,6 +190,8 @@ class WindowSource:
         epoch, within = self._epochs.locate(step)
         num_rows = self._source.num_rows(epoch)
         layout = self._cut
+        # The rows of all ranks, from the step alone: a resume on another number of ranks reads the same
+        # ones.
         together = step_positions(within, layout.global_batch, num_rows)
         places = [layout.positions(within, j, num_rows) for j in range(layout.accumulation)]
         batches = [read_batch(self._source, epoch, positions, together, self._others) for positions in places]
@@ -209,6 +214,7 @@ def read_batch(source: RowSource, epoch: int, positions: list[int], together: ra
 
 def sample_digest(document_ids: list[int]) -> str:
     """Hash the document ids that all ranks read in a step; independent of the number of ranks."""
+    # int64 ids, 8 bytes of digest: enough to compare two runs step by step in their logs.
     return hashlib.blake2b(array("q", document_ids).tobytes(), digest_size=8).hexdigest()
 
 
@@ -250,13 +256,16 @@ class Prefetcher:
         waiting: deque[Future[T]] = deque()
         with ThreadPoolExecutor(self.workers, "paceline-loading", self._enter) as threads:
             try:
+                # The queue is bounded: memory holds workers × ahead windows, however fast they are made.
                 waiting.extend(threads.submit(make, item) for item in islice(rest, self.workers * self.ahead))
                 while waiting:
                     item_value = waiting.popleft().result()
+                    # One in for one out, before the yield: loading goes on while the step runs.
                     waiting.extend(threads.submit(make, item) for item in islice(rest, 1))
                     yield item_value
             finally:
                 for future in waiting:
+                    # Those that run are waited for by the pool; those that have not begun never do.
                     future.cancel()
 
     def _enter(self) -> None:
@@ -313,6 +322,7 @@ class RowNames:
     def of(self, documents: Iterable[int]) -> list[str]:
         """Return the row of each document, each once and in order; fillers have none."""
         table = self.table
+        # Fillers have the id -1.
         places = ((int(table.dataset[i]), int(table.source_row[i])) for i in documents if i >= 0)
         return [f"{self._path(data_set)}:{row + 1}" for data_set, row in dict.fromkeys(places)]
 
