@@ -78,6 +78,7 @@ def document_flash_backward(
     """Return the gradients of query, key and value, in their shapes."""
     edges = tuple(bounds.tolist())
     if rows := equal_rows(edges, query.shape[2]):
+        # [1, H, T] -> [documents, H, t], as the kernel returned it.
         sums = [lse.view(query.shape[1], rows, -1).transpose(0, 1)]
     else:
         sums = [lse[:, :, a:b] for a, b in pairwise(edges)]
@@ -188,6 +189,7 @@ def scores_gradients(
     k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
     scores = torch.matmul(query, k.transpose(2, 3)).to(wide).mul_(scale)
     capped = scores if softcap is None else torch.tanh(scores / softcap).mul_(softcap)
+    # bool [t, t].
     hidden = ~document_mask(query.shape[2], window, causal, query.device)
     logits = capped.masked_fill(hidden, -math.inf)
     if sinks is not None:
@@ -196,8 +198,10 @@ def scores_gradients(
     weights = torch.softmax(logits, -1)
     shares = weights if sinks is None else weights[..., :-1]
     low = shares.to(query.dtype)
+    # [1, H, t, t]ᵀ · [1, H, t, E].
     d_value = torch.matmul(low.transpose(2, 3), grad)
     d_shares = torch.matmul(grad, v.transpose(2, 3)).to(wide)
+    # Σ dL/dp · p: the softmax's backward is p (dL/dp - mean).
     mean = (d_shares * shares).sum(-1, keepdim=True)
     d_scores = (d_shares - mean).mul_(shares)
     if softcap is not None:
@@ -205,6 +209,7 @@ def scores_gradients(
     d_scores = d_scores.mul_(scale).to(query.dtype)
     d_query, d_key = torch.matmul(d_scores, k), torch.matmul(d_scores.transpose(2, 3), query)
     if groups > 1:
+        # Query heads that share a key head add their gradients.
         d_key, d_value = (x.view(1, kept, groups, *x.shape[2:]).sum(2) for x in (d_key, d_value))
     if sinks is None:
         return d_query, d_key, d_value

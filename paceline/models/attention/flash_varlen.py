@@ -37,6 +37,7 @@ def documents_varlen(
     scale, _, window, _, sinks = options
     value_width = value.shape[-1]
     width = flash_width(query.shape[-1], value_width)
+    # [1, H, T, D] -> [T, H, D], the kernel's layout.
     q, k, v = (_widened(x, width)[0].transpose(0, 1) for x in (query, key, value))
     if sinks is not None:
         out = FlashWithSinks.apply(q, k, v, sinks, layout, scale, _window(window, causal=True))
@@ -61,6 +62,7 @@ def documents_varlen(
 
 def _window(window: int | None, causal: bool) -> tuple[int, int]:
     """Return the numbers of keys before and after its own position that a query sees; -1: all."""
+    # A window counts the query's own key.
     side = -1 if window is None else window - 1
     return (side, 0 if causal else side)
 
@@ -105,7 +107,9 @@ class FlashWithSinks(Function):
             list(window),
             q.shape[1] != k.shape[1],
         )
+        # [H, T]: log(Σ exp(score) + exp(sink)).
         total = torch.logaddexp(sums, sinks.detach().float()[:, None])
+        # The share of the softmax that is not the sink's, [T, H, 1].
         out = (out * (sums - total).exp().t().unsqueeze(-1)).to(q.dtype)
         ctx.save_for_backward(q, k, v, sinks, out, total, state)
         ctx.layout, ctx.scale, ctx.window = layout, scale, window
@@ -117,6 +121,7 @@ class FlashWithSinks(Function):
         q, k, v, sinks, out, total, state = ctx.saved_tensors
         layout = ctx.layout
         keys = layout.keys or layout
+        # The kernel reads heads as contiguous rows.
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         grads = torch.ops.torch_attn._varlen_attn_backward(
             grad,

@@ -77,6 +77,7 @@ def compiled_flex(backend: str = "inductor") -> FlexCall:
     """Return ``flex_call`` compiled once for all numbers of tokens and documents, and anew for other heads,
     dtypes, scales or caps.
     """
+    # ``fullgraph``: a break would silently run flex_attention unfused, with all scores in memory.
     compiled: FlexCall = torch.compile(flex_call, fullgraph=True, backend=backend)
 
     def call(
@@ -91,9 +92,11 @@ def compiled_flex(backend: str = "inductor") -> FlexCall:
         want_sums: bool,
     ) -> tuple[Tensor, Tensor | None]:
         for x in (query, key, value, *blocks):
+            # Tokens, and rows of blocks, differ from batch to batch.
             torch._dynamo.mark_dynamic(x, 2)
         for x in (first, last):
             torch._dynamo.mark_dynamic(x, 0)
+        # Their indexes: the number of columns differs too.
         for x in blocks[1::2]:
             torch._dynamo.mark_dynamic(x, 3)
         # a cap that differs between two models would become a number that the kernel cannot take
@@ -126,6 +129,7 @@ def documents_flex(
     )
     out, sums = flex(query, key, value, seen.first, seen.last, seen.blocks, scale, softcap, sinks is not None)
     if sums is not None and sinks is not None:
+        # exp(sums) / (exp(sums) + exp(sink)): the part of the softmax that is not the sink's.
         share = torch.sigmoid(sums - sinks.float()[None, :, None])
         out = (out * share.unsqueeze(-1)).to(query.dtype)
     return out[..., :value_width]
@@ -163,7 +167,9 @@ class VisibleKeys:
         """
         queries, keys = counts
         position = torch.arange(queries, device=cu_queries.device)
+        # int64 [T]: the document of each query; ``right`` skips documents without tokens.
         document = torch.searchsorted(cu_queries[1:], position, right=True)
+        # Aligned at the document's end: its last query sees its last key.
         own = position - cu_queries[1:][document] + cu_keys[1:][document]
         first = cu_keys[:-1][document].long()
         last = own if causal else cu_keys[1:][document].long() - 1
@@ -184,9 +190,11 @@ def _blocks(first: Tensor, last: Tensor, rows: int, columns: int) -> tuple[Tenso
     see those from ``inner`` up to ``outer``.
     """
     row = torch.arange(rows, device=first.device) * BLOCK
+    # First and last never decrease, so a block's bounds are those of its first and last query.
     begin = row.clamp(max=first.shape[0] - 1)
     end = (row + BLOCK - 1).clamp(max=first.shape[0] - 1)
     low, high = first[begin] // BLOCK, last[end] // BLOCK + 1
+    # Rounded up: the first block that lies wholly behind the latest first key.
     inner = (first[end] + BLOCK - 1) // BLOCK
     outer = torch.maximum((last[begin] + 1) // BLOCK, inner)
     added = row >= first.shape[0]  # to make two rows; it sees nothing
@@ -212,6 +220,7 @@ def _outside(low: Tensor, inner: Tensor, outer: Tensor, high: Tensor, width: int
     int32 [1, 1, N] and [1, 1, N, width].
     """
     before = inner - low
+    # A table of fixed width [N, width]; entries beyond the count are ignored.
     offset = torch.arange(width, device=low.device)[None, :]
     after = (outer - before)[:, None] + offset
     places = torch.where(offset < before[:, None], low[:, None] + offset, after)

@@ -93,6 +93,7 @@ def register() -> None:
     from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    # For forwards that are not packed: generation builds SDPA's masks under our name.
     AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
 
 
@@ -131,6 +132,7 @@ def packed_attention(
     options = AttentionOptions(
         scaling if scaling is not None else query.shape[-1] ** -0.5,
         dropout,
+        # A class that passes None means no window in this layer, whatever its attribute says.
         kwargs["sliding_window"] if "sliding_window" in kwargs else getattr(module, "sliding_window", None),
         kwargs.get("softcap"),
         kwargs.get("s_aux"),
@@ -163,6 +165,7 @@ def document_attention(
 
     ``kernels`` chooses, and keeps the kernel's name.
     """
+    # Positions that see ahead (images) do so within the layer's window only.
     layout = layout.seen_in(options.window)
     # A window that covers the longest document is none.
     if options.window is not None and options.window >= layout.longest_keys:
@@ -178,6 +181,7 @@ def document_attention(
         dropout=dropout > 0.0,
         ahead=bool(layout.blocks),
     )
+    # Fewer queries than keys (context parallelism): other kernels align them at the start, not at the end.
     if layout.keys is not None and kernel not in (VARLEN_FLASH, FLEX):
         inner = partial(document_attention, kernels=kernels)
         return tail_and_rest(inner, query, key, value, layout, options)

@@ -93,6 +93,7 @@ def flash_forward(
     """
     bounds, scale, product, causal = options
     q, k, v = query.to(product), key.to(product), value.to(product)
+    # Rows of one length are a batch: one call of the kernel, which then uses all cores.
     if rows := equal_rows(bounds, q.shape[2]):
         o, lse = _flash(*(_split(x, rows) for x in (q, k, v)), 0.0, causal, scale=scale)
         out, sums = _joined(o), [lse]
@@ -117,6 +118,7 @@ def flash_backward(
         parts = (_split(x, rows) for x in all_of_them)
         grads = [_joined(x) for x in _flash_backward(*parts, sums[0], 0.0, causal, scale=scale)]
     else:
+        # Empty, since the documents cover every token.
         grads = [torch.empty_like(x) for x in all_of_them[1:4]]
         for (start, end), lse in zip(pairwise(bounds), sums, strict=True):
             part = (x[:, :, start:end] for x in all_of_them)
@@ -133,6 +135,7 @@ def _each(
     document.
     """
     _, heads, tokens, width = q.shape
+    # Laid out as [1, T, H, D]: the output projection reads it without a copy.
     out = q.new_empty(1, tokens, heads, width).transpose(1, 2)
     sums = []
     for start, end in zip(bounds, bounds[1:], strict=False):
@@ -172,6 +175,7 @@ def documents_generic(
     pieces = []
     for start, end in zip(layout.bounds, layout.bounds[1:], strict=False):
         q, k, v = (x[:, :, start:end] for x in (query, key, value))
+        # A window as long as the document hides nothing.
         far = window is None or window >= end - start
         blocks = layout.blocks_of(start, end)
         far = far and not blocks
@@ -203,6 +207,7 @@ def document_mask(
     """
     mask = torch.ones(length, length, dtype=torch.bool, device=device)
     if causal or window is not None:
+        # Without causality a window reaches ahead as well.
         mask.tril_(0 if causal or window is None else window - 1)
     for start, end in blocks:
         mask[start:end, start:end] = True
@@ -221,6 +226,7 @@ def scores_attention(
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     if mask is None:
+        # The queries are the last positions of a cache: the mask's last rows.
         mask = document_mask(last, None, True, q.device)[last - q.shape[2] :]
     scores = torch.matmul(q, k.transpose(2, 3)) * scale
     if softcap is not None:
@@ -230,6 +236,7 @@ def scores_attention(
     wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
     if sinks is not None:
         sink = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1).to(scores.dtype)
+        # One more column, which takes its share of the softmax and is then dropped.
         scores = torch.cat([scores, sink], dim=-1)
     weights = F.softmax(scores, dim=-1, dtype=wide)
     if sinks is not None:
@@ -302,7 +309,9 @@ def _before_all(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor,
     sink, so shared key heads are repeated. Values are padded with zeros to the size of queries.
     """
     groups = q.shape[1] // k.shape[1]
+    # A sink belongs to a query head, so key heads cannot stay shared.
     k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    # One more component, 1 in every query; and a dummy query before the document, dropped from the output.
     q = F.pad(F.pad(q, (0, 1), value=1.0), (0, 0, 1, 0))
     at_sink = F.pad(sinks.to(k.dtype)[:, None, None], (k.shape[-1], 0)).expand(k.shape[0], -1, -1, -1)
     return q, torch.cat([at_sink, F.pad(k, (0, 1))], dim=2), F.pad(v, (0, q.shape[-1] - v.shape[-1], 1, 0))

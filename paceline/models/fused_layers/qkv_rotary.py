@@ -79,16 +79,19 @@ class RotaryQkv(Function):
     ) -> tuple[Tensor, ...]:
         """``weights_and_biases``: weights q, k, v, then biases q, k, v (or None)."""
         weights, biases = weights_and_biases[:3], weights_and_biases[3:]
+        # [T, H]: three products of one input, read from one tensor.
         rows = x.flatten(0, -2).to(product)
         copies, outs = [], []
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             assert weight is not None
+            # Kept by reference: the backward multiplies with the values of this forward.
             copies.append(compute_copy(weight))
             turned = copies[i].to(product).t()
             out = (
                 rows.mm(turned) if bias is None else torch.addmm(compute_copy(bias).to(product), rows, turned)
             )
             heads = out.view(1, rows.shape[0], -1, width)
+            # Query and key only: positions enter the scores, not the values.
             outs.append(rotate(heads, cos, sin) if i < 2 and not kernel else heads)
         if kernel:
             outs[:2] = _rotated(outs[0], outs[1], cos, sin, 1.0)
@@ -111,12 +114,14 @@ class RotaryQkv(Function):
         if ctx.kernel:
             head_grads[:2] = _rotated(head_grads[0], head_grads[1], cos, sin, -1.0)
         for i, heads in enumerate(head_grads):
+            # A rotation's transpose is its inverse: the same formula with -sin.
             turned = rotate(heads, cos, sin, -1.0) if i < 2 and not ctx.kernel else heads
             g = turned.reshape(rows.shape[0], -1)
             weight_grads.append(weight_gradient(g, rows, ctx.wanted[i]) if need_weights[i] else None)
             bias_grads.append(_wide(g.sum(0)) if need_biases[i] else None)
             if ctx.needs_input_grad[0]:
                 copy = ctx.copies[i].to(product)
+                # One gradient of x, added up inside the product instead of three tensors and two sums.
                 total = g.mm(copy) if total is None else total.addmm_(g, copy)
         grad_x = None if total is None else total.to(x.dtype).view_as(x)
         return grad_x, None, None, None, None, None, *weight_grads, *bias_grads
@@ -128,6 +133,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: float = 1.0) -> Tenso
     """
     half = x.shape[-1] // 2
     c, s = cos.unsqueeze(2), sin.unsqueeze(2)
+    # x·cos whole, then both halves add x2 or x1 times sin in place: no tensor of (-x2, x1).
     out = x * c.to(x.dtype)
     s = s.to(x.dtype)
     out[..., :half].addcmul_(x[..., half:], s[..., :half], value=-direction)
@@ -159,6 +165,7 @@ class FusedAttention(PlainAttention):
     ) -> tuple[Tensor, None]:
         """[1, T, H] -> [1, T, H]."""
         turns = position_embeddings is not None and position_embeddings[0].shape[-1] == self.head_dim
+        # A cache, or rotary embeddings of part of a head: the class's own code knows them.
         if sequence_info_of(self) is None or past_key_values is not None or not turns:
             return super().forward(
                 hidden_states,
@@ -196,6 +203,7 @@ def _project(module: PlainAttention, x: Tensor, cos: Tensor, sin: Tensor) -> tup
     layers = module.q_proj, module.k_proj, module.v_proj
     dtype = activation_dtype(layers[0].weight)
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    # Traced, plain operations are fused by inductor; what the function saves, it saves in eager runs.
     if torch.compiler.is_compiling():
         return _traced(module, x.to(dtype), cos, sin)
     kernels = None if x.device.type == "cpu" else row_kernels_of(module)
@@ -247,6 +255,7 @@ def _passes(module: PlainAttention) -> dict[str, Any] | None:
     differs from the fused one.
     """
     weight = module.q_proj.weight
+    # A probe needs values.
     if weight.device.type == "meta":
         return None
     generator = torch.Generator().manual_seed(0)
@@ -270,6 +279,7 @@ def _passes(module: PlainAttention) -> dict[str, Any] | None:
             return None
     except (RuntimeError, TypeError, AttributeError, KeyError):  # other arguments or shapes: not swapped
         return None
+    # Tensors among the options belong to the probe, not to every later call.
     if not all(isinstance(v, (int, float, bool, type(None))) for v in passes.values()):
         return None
     scale = float(expected.abs().max())

@@ -63,6 +63,8 @@ class ChunkedLogits:
     def chunks(self) -> Iterator[slice]:
         """Yield row ranges within the byte budget, of nearly equal size, none larger than the first."""
         total = self.hidden.shape[0]
+        # As many chunks as the budget asks for, then even sizes: a last chunk of a few rows would waste a
+        # pass over the weight.
         size = -(-total // max(-(-total // self.rows), 1))
         for start in range(0, total, max(size, 1)):
             yield slice(start, min(start + size, total))
@@ -74,6 +76,8 @@ class ChunkedLogits:
         On a CPU and with ``cached``: few enough rows to stay in the processor's cache.
         """
         cached = cached and raw.device.type == "cpu"
+        # 4 bytes a logit; a block of rows that stays in the cache is read once from memory for several
+        # passes.
         step = max(1, CACHE_BYTES // (4 * raw.shape[1])) if cached else self._fitting(self.accum_dtype)
         for start in range(0, rows.stop - rows.start, step):
             part = slice(rows.start + start, min(rows.start + start + step, rows.stop))
@@ -87,6 +91,7 @@ class ChunkedLogits:
 
     def raw(self, rows: slice, out: Tensor | None = None) -> Tensor:
         """Return h·w + b, [rows, V] in ``product``."""
+        # [r, H] · [H, V] -> [r, V], into the buffer's first rows.
         h = self.hidden[rows]
         raw = torch.mm(h, self.weight.t(), out=None if out is None else out[: h.shape[0]])
         return raw if self.bias is None else raw.add_(self.bias)
@@ -104,6 +109,7 @@ class ChunkedLogits:
         """Return d logit / d (h·w + b) at these final logits."""
         if self.shape.softcap is None:
             return self.shape.scale
+        # d tanh(x) / dx = 1 - tanh²(x), and tanh is logit / softcap.
         return (logits / self.shape.softcap).square_().neg_().add_(1.0).mul_(self.shape.scale)
 
     def buffer(self) -> Tensor:
@@ -124,6 +130,7 @@ class ChunkedGrads:
         self.head = head
         self.hidden = torch.zeros_like(head.hidden) if needed[0] else None
         # the first chunk overwrites it; zeros if there is no chunk
+        # [V, H] in fp32 is the largest tensor here: it is written once, not cleared and then added to.
         make = torch.empty_like if head.hidden.shape[0] else torch.zeros_like
         self.weight = make(weight, dtype=head.accum_dtype) if needed[1] else None
         self.bias = torch.zeros_like(bias, dtype=head.accum_dtype) if needed[2] and bias is not None else None
@@ -137,6 +144,8 @@ class ChunkedGrads:
             first = rows.start == 0  # the first chunk writes, the others add: no pass to clear [V, H]
             if head.product == self.weight.dtype:
                 torch.addmm(self.weight, low.t(), head.hidden[rows], beta=0 if first else 1, out=self.weight)
+            # 16-bit products whose sums stay fp32 in the kernel (``out_dtype``): no 16-bit rounding between
+            # chunks.
             elif keeps_fp32_sums(low):
                 factors, wide = (low.t(), head.hidden[rows]), torch.float32
                 if first:
@@ -144,6 +153,7 @@ class ChunkedGrads:
                 else:
                     torch.addmm(self.weight, *factors, out_dtype=wide, out=self.weight)
             else:
+                # Rounded to 16 bits a chunk, but added up in fp32.
                 piece = low.t().mm(head.hidden[rows])
                 self.weight.copy_(piece) if first else self.weight.add_(piece)
         if self.bias is not None:
@@ -160,6 +170,7 @@ def as_given(
     """Return gradients of hidden, weight and bias in the dtypes of the tensors they belong to; scaled in
     place.
     """
+    # In place: nobody else has these tensors, and a copy of [V, H] may not fit.
     scaled = grads if scale is None else tuple(g if g is None else g.mul_(scale) for g in grads)
     return tuple(
         None if g is None else g.to(dtype) for g, dtype in zip(scaled, (hidden, weight, weight), strict=True)
@@ -194,6 +205,7 @@ class GradientsInForward(Function):
     def backward(ctx: GradientsContext, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         """Scale the saved gradients."""
         hidden_dtype, weight_dtype = ctx.dtypes
+        # One None for each argument after hidden, weight and bias.
         others = (None for _ in ctx.needs_input_grad[3:])
         return *as_given(ctx.saved_tensors, hidden_dtype, weight_dtype, grad), *others
 
@@ -220,12 +232,14 @@ class FusedNll(GradientsInForward):
         gradients = ChunkedGrads(head, ctx.needs_input_grad, weight, bias)
         total = hidden.new_zeros((), dtype=head.accum_dtype)
         num_correct = labels.new_zeros(())
+        # Chunks hold logits of ``product`` only: in 16 bits twice as many rows fit as of ``accum_dtype``.
         head.rows = head._fitting(head.product)
         buffer = head.buffer()
         kernel = shape.kernels is not None and shape.kernels.triton("loss", buffer)
         for rows in head.chunks():
             raw = head.raw(rows, buffer)
             if kernel:
+                # Overwrites ``raw`` with dLoss/d(h·w + b).
                 nll, best = operators.nll_gradient(raw, labels[rows], shape.scale, shape.softcap or 0.0)
                 total += nll.sum()
                 num_correct += (best == labels[rows]).sum() if correct else 0
@@ -249,13 +263,16 @@ def _to_gradient_(
     correct argmaxes.
     """
     logits, target = head.finish(raw), labels[:, None]
+    # Before the softmax overwrites them.
     hits = (logits.argmax(-1) == labels).sum() if correct else 0
     dlogits_draw = head.dlogits_draw(logits)
     # dNLL/dlogits = p - onehot, times d logit / d raw.
     nll = _softmax_(head, rows, logits, target)
+    # p - onehot, without a [r, V] one-hot tensor.
     logits.scatter_add_(1, target, logits.new_full((), -1.0).expand(target.shape))
     if not (isinstance(dlogits_draw, float) and dlogits_draw == 1.0):
         logits.mul_(dlogits_draw)
+    # 16-bit logits were widened into a copy: the gradient goes back to the buffer that the products read.
     if logits is not raw:
         raw.copy_(logits)
     return nll, hits
@@ -273,9 +290,11 @@ def _softmax_(head: ChunkedLogits, rows: slice, logits: Tensor, target: Tensor) 
         nll = (sums - logits.gather(1, target)).sum()
         logits.sub_(sums).exp_()
         return nll
+    # -log p loses its digits as p underflows; such rows are computed again from logits below.
     torch.softmax(logits, dim=-1, out=logits)
     p = logits.gather(1, target).squeeze(1)
     nll = p.log().neg_()
+    # Empty in nearly every call, so the second product costs nothing.
     lost = (p < _TINY).nonzero().squeeze(1)
     if lost.numel():
         index = torch.arange(rows.start, rows.stop, device=logits.device)[lost]

@@ -54,11 +54,13 @@ def divergence_rows(student: Tensor, teacher: Tensor, how: Divergence) -> tuple[
         divergence = (p * gap).sum(-1)
         dlogits = p.mul_(gap.sub_(divergence[:, None]))
     else:
+        # log((1 - β) p + β q), in logarithms so that small probabilities do not vanish.
         log_m = torch.logaddexp(log_p + math.log1p(-beta), log_q + math.log(beta))
         of_teacher = (log_q.exp() * log_q.sub_(log_m)).sum(-1)
         gap = log_p.sub_(log_m)
         of_student = (p * gap).sum(-1)
         divergence = beta * of_teacher + (1.0 - beta) * of_student
+        # The teacher's term has the gradient of m as well; both sum to this closed form.
         dlogits = p.mul_(gap.sub_(of_student[:, None])).mul_(1.0 - beta)
     return divergence, dlogits.div_(how.temperature)
 
@@ -85,6 +87,7 @@ class TeacherHead:
         """Call inside the teacher's forward: copy the weights that are whole only there."""
         weight, bias = self._head.linear.weight, self._head.linear.bias
         if not self._whole and not self._copies:
+            # A clone: the gathered weight is freed after this forward.
             copies = (weight.detach().clone(), None if bias is None else bias.detach().clone())
             self._copies[weight.device] = copies
 
@@ -167,6 +170,7 @@ def _sum(
     total = head.hidden.new_zeros((), dtype=head.accum_dtype)
     for rows in head.chunks():
         logits, other = head.logits(rows), teacher.logits(rows)
+        # Vocabularies are padded to different multiples; the surplus rows belong to no token.
         common = min(logits.shape[1], other.shape[1])
         divergence, dlogits = divergence_rows(logits[:, :common], other[:, :common], how)
         total += divergence.sum()

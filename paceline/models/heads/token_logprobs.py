@@ -55,6 +55,7 @@ class TokenStats(Function):
         head = ChunkedLogits(hidden, weight, bias, shape)
         logp, sums, spread = (hidden.new_zeros(labels.shape, dtype=head.accum_dtype) for _ in range(3))
         num_correct = labels.new_zeros(())
+        # The first ``room`` chunks keep their logits for the backward.
         chunks, room = _plan(head, required.backward)
         buffer = head.buffer() if len(chunks) > room else None
         kept = []
@@ -63,6 +64,7 @@ class TokenStats(Function):
             raw = head.raw(rows, None if i < room else buffer)
             for part, block in head.blocks(rows, raw):
                 logits = head.finish(block)
+                # With ``mean`` = Σ p · logit the entropy is log Σ exp(logit) - mean.
                 sums[part], mean = _moments(logits, required.entropy and not required.likeliest)
                 logp[part] = logits.gather(1, labels[part, None]).squeeze(1) - sums[part]
                 if mean is not None:
@@ -85,6 +87,7 @@ class TokenStats(Function):
     ) -> tuple[Tensor | None, ...]:
         """Kept logits can be used once: a second backward through a retained graph recomputes all of them."""
         hidden, weight, bias, labels, sums, spread = ctx.saved_tensors
+        # Taken out: the backward overwrites them in place.
         kept, ctx.kept = ctx.kept, []
         head = ChunkedLogits(hidden, weight, bias, ctx.shape)
         gradients = ChunkedGrads(head, ctx.needs_input_grad, weight, bias)
@@ -99,6 +102,7 @@ class TokenStats(Function):
                 logits = block if finished else head.finish(block)
                 dlogits_draw = head.dlogits_draw(logits)
                 # Logits become log-probabilities, then their gradient, in the same memory.
+                # log p = logit - log Σ exp(logit).
                 logs = logits.sub_(sums[part, None])
                 more = None if grad_entropy is None else (spread[part, None], grad_entropy[part, None])
                 g = _grad_logits_(logs, labels[part, None], grad_logp[part, None], more)
@@ -117,6 +121,7 @@ def _plan(head: ChunkedLogits, backward: bool) -> tuple[list[slice], int]:
     chunks = list(head.chunks())
     if not backward or len(chunks) < 2:
         return chunks, len(chunks) if backward else 0
+    # All of them fit in the memory that recomputing a chunk would take: one product, nothing recomputed.
     if len(chunks) <= KEPT_CHUNKS:
         return [slice(0, head.hidden.shape[0])], 1
     return chunks, KEPT_CHUNKS - 1
@@ -138,6 +143,7 @@ def _moments(logits: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
     if not entropy:
         return torch.logsumexp(logits, -1), None
     top = logits.amax(-1, keepdim=True)
+    # Shifted by the row's maximum, so that no exponential overflows.
     weights = (logits - top).exp_()
     total = weights.sum(-1)
     return total.log() + top.squeeze(-1), weights.mul_(logits).sum(-1) / total
@@ -150,5 +156,6 @@ def _grad_logits_(logs: Tensor, target: Tensor, grad: Tensor, more: tuple[Tensor
     if more is None:
         return logs.exp_().mul_(-grad).scatter_add_(1, target, grad.to(logs.dtype))
     p = logs.exp()
+    # p (log p + entropy) · gradient: the negative of the entropy's gradient by the logits.
     extra = p.mul(logs.add_(more[0])).mul_(more[1])
     return logs.copy_(p.mul_(-grad).scatter_add_(1, target, grad.to(logs.dtype)).sub_(extra))

@@ -79,15 +79,19 @@ class VocabularyPart:
         width = logits.shape[1]
         local = labels - self.start
         inside = (local >= 0) & (local < width)
+        # A valid index for every row; what it picks up outside this shard is masked.
         target = local.clamp(0, width - 1)
         # Softmax over all ranks' columns: the maximum first, then one sum of all partial results.
+        # [r] each, of this rank's columns.
         top, column = logits.max(dim=-1)
         peak = top.clone()
         dist.all_reduce(peak, dist.ReduceOp.MAX, group=self.group)
+        # Relative to the maximum over all ranks: no exponential overflows, and all ranks' sums add up.
         weights = (logits - peak[:, None]).exp_()
         parts = [weights.sum(-1), logits.gather(1, target[:, None]).squeeze(1).masked_fill(~inside, 0.0)]
         if entropy:
             parts.append(weights.mul_(logits).sum(-1))
+        # [2 or 3, r]: one all-reduce of a few numbers a row instead of a gather of [r, V].
         joint = torch.stack(parts)
         dist.all_reduce(joint, group=self.group)
         num_correct = labels.new_zeros(())
@@ -97,11 +101,13 @@ class VocabularyPart:
             first = (column + self.start).masked_fill(top != peak, torch.iinfo(column.dtype).max)
             dist.all_reduce(first, dist.ReduceOp.MIN, group=self.group)
             num_correct = (first == labels).sum()
+        # Σ p · logit; the entropy is log Σ exp(logit) minus this.
         spread = joint[2] / joint[0] if entropy else None
         return _Rows(joint[0].log() + peak, joint[1], spread, num_correct, target, inside)
 
     def entropy_of_likeliest(self, logits: Tensor, number: int) -> Tensor:
         """Return the entropy of the ``number`` likeliest tokens of all ranks' columns. Collective."""
+        # The overall likeliest are among each rank's likeliest.
         own = largest(logits, number)
         of_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(of_ranks, own, group=self.group)
@@ -137,7 +143,9 @@ class ParallelNll(GradientsInForward):
             total += (chunk.sums - chunk.picked).sum()
             num_correct += chunk.num_correct
             dlogits_draw = head.dlogits_draw(logits)
+            # This rank's columns of the softmax over the whole vocabulary, [r, V/n].
             p = logits.sub_(chunk.sums[:, None]).exp_()
+            # Only the rank that holds the label subtracts.
             _minus_onehot_(p, chunk.target, chunk.inside, torch.ones_like(chunk.sums))
             gradients.add(rows, p.mul_(dlogits_draw))
         ctx.save_for_backward(*gradients.all())
@@ -184,6 +192,7 @@ class ParallelStats(Function):
         ctx.save_for_backward(hidden, weight, bias, labels, sums, spread)
         ctx.shape, ctx.start = shape, part.start
         ctx.mark_non_differentiable(num_correct)
+        # An output without a gradient stays None: no zeros of [L], and no entropy term.
         ctx.set_materialize_grads(False)
         return logp, spread, num_correct
 
