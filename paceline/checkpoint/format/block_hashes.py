@@ -93,6 +93,7 @@ class BlockHash:
     def update(self, piece: memoryview) -> None:
         """Take the next bytes of the file."""
         while piece:
+            # Pieces come in any size; leaves begin at multiples of their own.
             part = piece[: self._grain.leaf_bytes - self._in_leaf]
             self._leaf.update(part)
             self._in_leaf += len(part)
@@ -124,6 +125,7 @@ def hash_of_bytes(pieces: Iterable[memoryview], grain: BlockSizes) -> str:
     block = BlockHash(grain)
     for piece in pieces:
         block.update(piece)
+    # A block without bytes has no hash; ``nothing`` equals none.
     return (*block.hashes(), "nothing")[0]
 
 

@@ -98,6 +98,7 @@ def write_fresh(
         crash("file_created")
         with _HashThread((digest if grain is None else of_blocks).update) as hashed:
             for block in blocks:
+                # ``cast`` refuses views without elements.
                 view = memoryview(block).cast("B") if memoryview(block).nbytes else memoryview(b"")
                 for start in range(0, len(view), _BLOCK):
                     piece = view[start : start + _BLOCK]
@@ -107,6 +108,7 @@ def write_fresh(
                     size += len(piece)
                 if len(view) >= _BLOCK:
                     hashed.wait()  # a large tensor is let go before the next one is asked for
+                # These names would keep the tensor's memory alive while the generator makes the next one.
                 block = view = piece = memoryview(b"")
         # Errors of delayed writes come at fsync, so the file counts only after it.
         crash("file_written")
@@ -122,6 +124,7 @@ def write_fresh(
 def need_space(folder: Path, num_bytes: int) -> None:
     """Raise CheckpointError ``checkpoint.disk_full`` if ``folder``'s disk has under ``num_bytes`` free."""
     info = os.statvfs(folder)
+    # f_bavail, not f_bfree: blocks reserved for root are none of ours.
     free = info.f_bavail * info.f_frsize
     if free < num_bytes:
         raise CheckpointError(
@@ -174,6 +177,7 @@ def _begin_writing_back(fd: int, start: int, count: int) -> None:
     """Start writing large pieces to disk while the next ones are hashed, rather than at the fsync."""
     if count == _BLOCK and hasattr(os, "posix_fadvise"):
         with suppress(OSError):  # an advice: where it is not taken, the fsync writes all
+            # Linux begins to write dirty pages when it is told that they are not needed.
             os.posix_fadvise(fd, start, count, os.POSIX_FADV_DONTNEED)
 
 
@@ -196,6 +200,7 @@ def make_folder(path: Path) -> None:
             sync_folder(above)
         except PermissionError:  # not one that this user has made
             return
+        # Above the mount point are folders of another file system, which were there before.
         if os.path.ismount(above):
             return
 

@@ -99,6 +99,7 @@ class Manifest:
             if self.version > 2:
                 content["leaf_hash"] = self.grain.leaf_hash
             content["tensors"] = {name: rows.to_json() for name, rows in sorted(self.tensors.items())}
+        # Readable at the top, one line an entry below: tens of thousands of lines otherwise.
         return dump_object({**content, "digest": digest_of(content)}, MANIFEST, one_line_below=2)
 
     @staticmethod
@@ -157,6 +158,7 @@ def _manifest(data: JsonObject, where: str) -> Manifest:
         raise invalid(f"version {version!r}, this Paceline reads 1 to {VERSION}")
     data = dict(data)
     digest = data.pop("digest", None)  # checkpoints of the first days have none
+    # Unknown keys are an error, not a later format: that one has another version.
     if strange := set(data) ^ _KEYS_OF[version]:
         raise invalid(f"keys {sorted(strange)[:5]} are missing or unknown")
     if digest != digest_of(data) and (digest is not None or version > 1):

@@ -53,6 +53,7 @@ class TensorRows:
     @staticmethod
     def of(dtype: str, shape: tuple[int, ...], rows: Iterable[BlockRow]) -> TensorRows:
         """Pack the rows."""
+        # In the tensor's order, so that the columns are regular and pack into few runs.
         rows = sorted(rows, key=lambda row: (row.offsets[::-1], row.file))
         uncut = all(row.sizes == shape for row in rows)
         return TensorRows(
@@ -106,6 +107,7 @@ class TensorRows:
         keep = np.ones(len(self.files()), dtype=bool)
         for d, (first, size) in enumerate(zip(offsets, shape, strict=True)):
             low, long = unpack(self.offsets[d]), unpack(self.sizes[d])
+            # Two intervals overlap if each begins before the other ends.
             keep &= (low < first + size) & (low + long > first)
         return self.rows(np.flatnonzero(keep))
 
@@ -168,6 +170,7 @@ def _tensor(name: str, entry: Json, num_files: int) -> TensorRows:
         lists[key] = [_runs(numbers) for numbers in column]  # type: ignore[union-attr]
     every = [*columns.values(), *(runs for some in lists.values() for runs in some)]
     need(all(runs is not None for runs in every), "a column is not (first, step, count) of non-negative runs")
+    # Without expanding: a hostile count of 2^53 must not allocate anything.
     counts = {sum(runs[2::3]) for runs in every if runs is not None}
     need(len(counts) == 1, "its columns have different lengths")
     need(1 <= min(counts) <= num_files, f"{min(counts)} blocks in {num_files} files")

@@ -85,6 +85,7 @@ def check_sizes(checkpoint: Path, manifest: Manifest) -> None:
     missing: list[str] = []
     for name, entry in manifest.files.items():
         try:
+            # ``lstat`` of the resolved path: a link made in between is not followed.
             info = os.lstat(_followed(checkpoint, name))
         except FileNotFoundError:
             missing.append(name)
@@ -227,6 +228,7 @@ def target_of(checkpoint: Path, path: Path) -> Path | None:
         return target
     for folder in root.parents:
         if folder.name.startswith(_REPOSITORIES) and root.is_relative_to(folder / "snapshots"):
+            # The hub's cache links ``snapshots/REVISION/file`` to ``blobs/HASH`` of the same repository.
             return target if target.parent == folder / "blobs" else None
     return None
 
@@ -372,6 +374,8 @@ def scan(folder: Path) -> list[CheckpointFolder]:
     for name in names:
         step = step_of_folder(name, "replaced")
         if step is not None and step not in complete:
+            # A kill between the two renames of a replacement: the old folder still is the step's
+            # checkpoint.
             checkpoints.append(examine_folder(folder / name, step))
     return sorted(checkpoints, key=lambda checkpoint: checkpoint.age_key)
 

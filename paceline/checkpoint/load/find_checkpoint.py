@@ -137,6 +137,7 @@ def _newest(
         # Sizes first, hashes last: a truncated file is found without reading the others.
         problem = candidate.problem or known.get(candidate.path) or problem_of(candidate, most_bytes)
         if problem is None:
+            # An older release must not train on from an earlier step, as if the newer steps did not exist.
             refuse_newer(checkpoints, candidate.step)
             problems += [
                 (f, f.problem)
@@ -152,6 +153,7 @@ def _newest(
     if problems:
         raise CheckpointError(_only_incomplete(folder, problems))
     # No checkpoint at all: a fresh start if that is allowed.
+    # A save that never ended: worth a word before the run starts at step 0.
     staged = leftovers(folder)
     if may_be_none:
         if staged:

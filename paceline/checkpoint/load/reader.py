@@ -87,6 +87,7 @@ class CheckpointReader:
             check_sizes(path, self.manifest)
             if verify and ranks is None:
                 verify_all(path, self.manifest)
+        # macOS allows 256 open files by default.
         raise_open_files_limit(AT_ONCE)
         shards = self.manifest.shards
         sizes = [self.manifest.files[name].bytes for name in shards]
@@ -101,6 +102,8 @@ class CheckpointReader:
                 )  # one hash a file: no part can be verified alone
             elif ranks is not None:
                 self._hashing = HashedReads(self._files, self.manifest)
+                # A rank that raised alone would leave the others in their collectives: damage is agreed on
+                # in ``verify_reads``.
                 self._files.damage_is_found_later = True
             elif verify and self.manifest.tensors is not None:
                 check_headers(self._files, self.manifest, range(len(shards)))
@@ -193,9 +196,11 @@ class CheckpointReader:
         Only overlapping rows are read. Raises CheckpointError if a part of it is not stored.
         """
         tensor = self._of(role, name, kind)
+        # By the index, without opening a file.
         blocks = tensor.overlapping(offsets, shape)
         for block in blocks:
             if block.offsets == offsets and block.sizes == shape:
+                # Saved as it is requested, the usual case: no second copy.
                 return self._rows(tensor, block, 0, shape[0] if shape else 1)
         # `covered` marks the elements found: several blocks, or a part of one, may leave gaps.
         result = torch.empty(shape, dtype=DTYPES[tensor.dtype])
@@ -277,6 +282,7 @@ class CheckpointReader:
         dtype, start = DTYPES[tensor.dtype], self._data[block.file] + block.start
         slot = ByteRange(dtype, block.sizes, start, start + prod(block.sizes) * dtype.itemsize)
         within = all(o + n <= of for o, n, of in zip(block.offsets, block.sizes, tensor.shape, strict=True))
+        # The index comes from a file: it must not make us read or allocate beyond the shard.
         if slot.end > self._files.sizes[block.file] or not within:
             raise damaged(self.path, self._files.names[block.file], "a tensor lies outside of it")
         source = self._files if self._hashing is None else self._hashing
@@ -334,6 +340,7 @@ def check_headers(files: OpenFiles, manifest: Manifest, numbers: Iterable[int]) 
     Raises CheckpointError.
     """
     wanted = set(numbers)
+    # The index and the headers say the same twice; a difference is damage or a mixed-up file.
     expected: dict[int, Table] = {number: {} for number in wanted}
     for encoded, tensor in (manifest.tensors or {}).items():
         rows = [i for i, number in enumerate(tensor.files().tolist()) if number in wanted]

@@ -77,6 +77,7 @@ class OpenFiles:
         if info.st_size != self.sizes[number]:
             raise damaged(self.path, name, f"{info.st_size} bytes instead of {self.sizes[number]}")
         # A file that was replaced while it is read would mix two checkpoints.
+        # Files are closed and opened again by the limit above, and may change in between.
         identity = (info.st_dev, info.st_ino, info.st_mtime_ns)
         if self._seen.setdefault(number, identity) != identity:
             raise damaged(self.path, name, "it was replaced or written to while it was being read")
@@ -95,6 +96,7 @@ class OpenFiles:
             return
         self.num_read += len(view)
         while view:
+            # Straight into the tensor's memory, without a buffer, and without a shared file position.
             got = os.preadv(descriptor, [view], at)
             if got == 0:
                 raise damaged(self.path, self.names[number], f"it ended at byte {at}")
@@ -141,6 +143,7 @@ class HashedReads:
     def read_into(self, view: memoryview, number: int, at: int) -> None:
         """Fill ``view`` with bytes of shard ``number`` from offset ``at``."""
         leaf, size, end = self.grain.leaf_bytes, self.files.sizes[number], at + len(view)
+        # The whole leaves inside the request: [low, high). Both edges are read as whole leaves, too.
         low = -(-at // leaf) * leaf
         high = end if end == size else end // leaf * leaf
         if low >= high:  # no whole leaf
@@ -177,6 +180,7 @@ class HashedReads:
     def verdict(self, number: int, block: int, hashes: dict[int, bytes]) -> str | None:
         """Return "" for a sound block, the wrong hash for a damaged one; None if a leaf is unknown."""
         leaves = self.grain.leaves(block, self.files.sizes[number])
+        # Another rank may have read the rest.
         if len(hashes) < len(leaves):
             return None
         digest = hash_of_block(hashes[leaf] for leaf in leaves)
@@ -197,6 +201,7 @@ class HashedReads:
             piece = memoryview(bytearray(min(self.grain.leaf_bytes, self.files.sizes[number] - begin)))
             self.files.read_into(piece, number, begin)
             self._hash(piece, number, leaf)
+            # The next block of the same tensor mostly begins in the leaf in which this one ends.
             self._edges[key] = bytes(piece)
             if len(self._edges) > _EDGES:
                 self._edges.popitem(last=False)
@@ -272,6 +277,7 @@ def check_blocks(
                 verdicts.setdefault(index, digest)
         # The first block in order, on every rank: all of them raise the same error.
         if verdicts:
+            # All ranks have the same verdicts, so all name the same block.
             first = min(verdicts)
             number, block = places[first]
             name = manifest.shards[number]
@@ -282,6 +288,7 @@ def check_blocks(
 def check_whole_files(ranks: CheckpointWorld, path: Path, manifest: Manifest) -> None:
     """Verify a checkpoint of version 1, whose files have one hash each: every rank reads some. Collective."""
     names = sorted(manifest.shards, key=lambda name: (-manifest.files[name].bytes, name))
+    # Largest first, in turn: each rank hashes about as many bytes.
     mine = names[ranks.rank :: ranks.world_size]
 
     def work() -> bool:
@@ -363,6 +370,7 @@ def _read_rest(
 ) -> dict[str, dict[str, str]]:
     """Read and hash unread leaves; return their hashes by block and leaf."""
     index = 0
+    # Consecutive leaves of a shard are read in one go.
     while index < len(mine):
         i, first = mine[index]
         number, last = places[i][0], first

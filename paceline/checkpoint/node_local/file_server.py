@@ -85,6 +85,8 @@ class FileServer:
 
     def _accept(self) -> None:
         while True:
+            # Before ``accept``: connections beyond the limit wait in the kernel's backlog, and hold no
+            # memory here.
             self._room.acquire()
             try:
                 line, _ = self._listener.accept()
@@ -96,10 +98,12 @@ class FileServer:
         try:
             with line, contextlib.suppress(OSError, ValueError, KeyError, PacelineError):
                 line.settimeout(_SECONDS)
+                # Each side contributes a nonce, so that neither can be made to sign an old exchange.
                 mine = secrets.token_bytes(_NONCE)
                 line.sendall(mine)
                 theirs, proof = _exactly(line, _NONCE), _exactly(line, _PROOF)
                 length = int.from_bytes(_exactly(line, _LENGTH), "big")
+                # Before reading: an unknown peer must not make us allocate.
                 if length > _MOST_REQUEST:
                     return
                 request = _exactly(line, length)
@@ -110,6 +114,8 @@ class FileServer:
                 file, size = self._opened(str(wanted["digest"]), str(wanted["name"]))
                 with file:
                     count = size.to_bytes(_LENGTH, "big")
+                    # The purpose (``ask``, ``give``) is signed, so that a request cannot be sent back as an
+                    # answer.
                     line.sendall(_proof(self._key, b"give", mine, theirs, count) + count)
                     signature = sign_pair(self._key, mine, theirs)
                     while piece := file.read(_PIECE):
@@ -136,6 +142,7 @@ def requested_file(
         try:
             proof, count = _exactly(line, _PROOF), _exactly(line, _LENGTH)
         except ConnectionError:
+            # A server that refuses hangs up without a word; it tells a stranger nothing.
             raise RefusedError("it has another secret, or does not have the file any more") from None
         if not hmac.compare_digest(proof, _proof(key, b"give", theirs, mine, count)):
             raise RefusedError("its answer is not signed with the run's secret")
@@ -224,6 +231,7 @@ class SharedFiles:
                 return self._address(towards)
 
         addresses = on_all_ranks(self._ranks, lambda: own() if self._leads else "", folder, _WHAT)
+        # A leader whose own name resolves to 127.0.0.1 would be out of reach for the others.
         reached = [address for address in addresses if address and not _is_loopback(address)]
 
         def listen() -> tuple[str, str, int] | None:
@@ -249,6 +257,7 @@ class SharedFiles:
     def _open_file(self, digest: str, name: str) -> tuple[BinaryIO, int]:
         """Open a file that another node requests: one in the manifest, or the manifest."""
         path = self._folders[digest]
+        # Only what the manifest lists: a name such as ../../key is never opened.
         if name != MANIFEST and name not in read_manifest(path).files:
             raise KeyError(name)
         file = open_part(path, name)
@@ -338,6 +347,7 @@ def _from_one_of(
             wrong = bring(staged, holder)
             if not wrong:
                 with named_errors(checkpoint, _CANNOT):
+                    # Verified first: under its own name a file is always whole.
                     os.rename(staged, checkpoint / name)
                     sync_folder((checkpoint / name).parent)
                 return refusals

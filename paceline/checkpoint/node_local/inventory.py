@@ -121,6 +121,7 @@ class Survey:
                 continue
             replaced = part["folder"] != part["name"] and part["name"] in complete
             older = replaced and part["sequence"] < complete[part["name"]].sequence  # 0 where half is removed
+            # Somewhere it is in the trash: a removal that a kill interrupted, to be finished here.
             if older or (key in leaving and part["problem"] is None):
                 folders.append(part["folder"])
         return folders
@@ -230,6 +231,7 @@ def _judged(
     for (name, digest), of in sides.items():
         first = next(iter(of.values()))
         have = {disk: frozenset(part["have"]) for disk, part in of.items()}
+        # Files as numbers: names of thousands of shards from every node would fill the messages.
         missing = sorted(set(range(first["files"])) - frozenset().union(*have.values()))
         if missing:
             lacking.append(IncompleteCheckpoint(name, digest, first["sequence"], tuple(missing)))
@@ -237,6 +239,7 @@ def _judged(
         checkpoint = CompleteCheckpoint(
             name, digest, first["sequence"], {disk: part["folder"] for disk, part in of.items()}, have
         )
+        # The same step saved twice: the later save counts.
         if name not in complete or complete[name].sequence < checkpoint.sequence:
             complete[name] = checkpoint
     return (

@@ -139,6 +139,7 @@ class NodesPublisher:
                 )
             )
         # Only once all are sealed: what a kill leaves then shows that it was not committed (``interrupted``)
+        # All disks but rank 0's: until its rename the checkpoint is not committed.
         self._together(lambda: self._rename(stage) if self._leads and not first else None)
         self._commit(stage)
         self._crash("published")
@@ -163,6 +164,8 @@ class NodesPublisher:
                 return
             try:
                 self._rename(stage)
+            # The rename may have happened before the error (its fsync failed): then the save counts, and
+            # the error is raised once all have followed.
             except Exception as exc:
                 if stage.folder.is_dir():
                     raise

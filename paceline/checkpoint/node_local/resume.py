@@ -89,6 +89,7 @@ class NodeLocalCheckpoint:
     def owners(self, name: str) -> tuple[int, ...]:
         """Return the ranks of one disk that had the file from the start."""
         holders = self.holders[name]
+        # By the name, so that all ranks agree without a message, and files spread over the holders.
         return tuple(self.disks.ranks(holders[sum(name.encode()) % len(holders)]))
 
     @property
@@ -138,6 +139,8 @@ class NodesResume:
             try:
                 opened = self._opened(newest, self._folder(where, run, newest, of_disks))
             except CheckpointError as error:
+                # A machine's error (a full disk, a lost node) must not make the run fall back by hours of
+                # training.
                 if error.diagnostics[0].code not in _OF_THE_CHECKPOINT:
                     raise
                 self._damage[newest.name, newest.digest] = error
@@ -235,6 +238,7 @@ class NodesResume:
         def ready() -> str:
             return str(self._made_ready(checkpoint, folder, givers)) if self._leads else ""
 
+        # The leader's answer: other ranks of the disk learn the folder's name from it.
         path = Path(self._together(ready, folder)[self._disk])
         self._given.give(checkpoint.digest, path)
         manifest = read_manifest(path)

@@ -134,7 +134,9 @@ class Uploads:
         nothing is committed after that. ``any_rank`` (collective): whether a flag is True on any rank. Raises
         CheckpointError, the same on all ranks, if it could not be uploaded.
         """
+        # The last item: the thread uploads what was published before, then ends.
         self._waiting.put(None)
+        # Agreed on by all: uploads are collective, and a rank that left would hang the others.
         while not any_rank(not self._thread.is_alive()):
             if any_rank(deadline.left() <= 0):
                 return any_rank(self._is_up_after_all(deadline.seconds))

@@ -101,6 +101,7 @@ def read_head(store: ObjectStore, where: str) -> tuple[int, Commit | None]:
     Raises CheckpointError ``checkpoint.newer``.
     """
     last = last_object(store, COMMITS)
+    # A writer killed in the middle of a put may leave a torn record; the one before it still holds.
     for number in range(last, 0, -1):
         commit = read_commit(store, number, where)
         if commit is not None:

@@ -104,6 +104,7 @@ def read_back_ranges(much: ReadBack, size: int) -> list[tuple[int, int]]:
     if much is ReadBack.ALL or size <= 3 * _SAMPLE:
         return [(start, min(size, start + PIECE)) for start in range(0, size, PIECE)]
     last = size - _SAMPLE
+    # A random middle: a store that damages files always at the same place is noticed in time.
     starts = (0, _SAMPLE + secrets.randbelow(last - 2 * _SAMPLE + 1), last)
     return [(start, start + _SAMPLE) for start in starts]
 
@@ -170,6 +171,7 @@ class CheckpointObject:
         """
         size = PIECE if self.grain is None else self.grain.block_bytes
         numbers = iter(range(-(-self.entry.bytes // size)))
+        # A bounded window: memory holds a few blocks, however large the file is.
         reads = deque(pool.submit(self._piece, number, size) for number in islice(numbers, _AT_ONCE))
         while reads:
             piece = reads.popleft().result()
@@ -244,6 +246,7 @@ def download_newest(
             return None
         notes: list[Diagnostic] = []
         for checkpoint in reversed(stored):
+            # What is left in the store is older than the disk's own.
             if checkpoint.sequence <= here:
                 break
             try:

@@ -82,6 +82,7 @@ class Claim:
     def __init__(self, store: ObjectStore, number: int, writer: str, lease: Lease) -> None:
         self.number, self.writer, self._store, self._lease = number, writer, store, lease
         self._ended = threading.Event()
+        # A daemon: a crash stops the beats, and the lease ends by itself.
         threading.Thread(target=self._beat, name="paceline-claim", daemon=True).start()
 
     def is_current(self) -> bool:
@@ -140,10 +141,12 @@ def wait_until_free(store: ObjectStore, url: ObjectUrl, run: str, lease: Lease) 
         if again(partial(store.facts, _beside(last, "ended"))) is not None:  # it was given back
             break
         sign = _last_sign(store, last)
+        # Both times are the store's: clocks of two hosts may differ by more than a lease.
         age = (check_store(store, url) - sign).total_seconds()
         first_sign = first_sign or sign
         if age >= lease.seconds:
             break
+        # It has beaten while we waited: its run lives.
         if sign != first_sign or waited > 2 * lease.seconds:
             raise CheckpointError(_in_use(url, held, age))
         step = min(_LOOK_SECONDS, max(0.05, lease.seconds - age))
@@ -163,6 +166,7 @@ def take_claim(store: ObjectStore, url: ObjectUrl, run: str, lease: Lease) -> Cl
         "since": round(time.time()),
         **this_process(),
     }
+    # A conditional create decides between two runs that saw the same free claim.
     if not create_own(store, numbered(CLAIMS, number), json.dumps(content, indent=1).encode()):
         raise CheckpointError(_in_use(url, _claim_at(store, number), 0.0))
     return Claim(store, number, writer, lease)
@@ -278,6 +282,7 @@ class StoreWriter:
         assert self._claim is not None
         self._still_ours()
         folder = f"{DATA}/{name}.{self._claim.number:08d}-{os.urandom(6).hex()}"
+        # Until it is committed, its objects count as leftovers.
         self._failed[folder] = (*files, MANIFEST)
         return folder
 
@@ -287,6 +292,7 @@ class StoreWriter:
         """Make a checkpoint whose files are in ``folder`` exist, if all are there. Raises CheckpointError."""
         assert self._claim is not None
         wanted = {file: entry.bytes for file, entry in manifest.files.items()}
+        # Before the commit: a record must never name a checkpoint with a missing file.
         wrong = [file for file, size in wanted.items() if sizes.get(file) != size]
         if wrong or MANIFEST not in sizes:
             problem = "not every file of the checkpoint has gone up"

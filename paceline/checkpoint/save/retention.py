@@ -69,6 +69,7 @@ def prune(
     """
     if rule.last is None:
         return []
+    # The best is among ``protected`` already.
     kept = rule.reasons([f.name for f in complete], None, last_verified(folder))
     removed = []
     for checkpoint in complete:
@@ -83,6 +84,7 @@ def prune(
 
 def remove(checkpoint: CheckpointFolder, crash: CrashPoint = never) -> None:
     """Remove a complete checkpoint. Raises OSError."""
+    # A rename is atomic: a kill inside ``rmtree`` leaves a trash folder, never half a checkpoint.
     trash = checkpoint.path.with_name(aside_name("trash", checkpoint.name))
     os.rename(checkpoint.path, trash)
     crash("pruned_aside")
@@ -96,6 +98,7 @@ def discard(path: Path) -> None:
     """
     if path.is_symlink():
         path.unlink(missing_ok=True)
+    # What stays has a leftover's name, which the next save looks for.
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -122,6 +125,7 @@ def is_being_read(checkpoint: Path) -> bool:
     """Whether another process holds ``being_read``."""
     fd = os.open(checkpoint / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        # An exclusive lock fails while anybody holds a shared one.
         return not _lock(fd, fcntl.LOCK_EX)
     finally:
         os.close(fd)
@@ -171,6 +175,7 @@ def last_verified(checkpoints: Path) -> str | None:
     except CheckpointError:
         return None
     name = text.partition(" ")[0]
+    # The mark holds the manifest's hash: a step that was saved again is another checkpoint.
     return name if is_step_name(name) and _mark_of(checkpoints / name) == text else None
 
 

@@ -63,6 +63,7 @@ class Stage:
 
         Raises OSError and CheckpointError.
         """
+        # Rank 0 has made it: a rank that does not see it is on another disk.
         if not self.folder.is_dir():
             raise CheckpointError(codes.CHECKPOINT_NOT_SHARED(str(self.folder)))
         written: dict[str, FileEntry] = {}
@@ -86,6 +87,7 @@ class Stage:
     def seal(self, manifest: Manifest, crash: CrashPoint) -> None:
         """Write the manifest, and make all names in the folder durable. Raises OSError."""
         write_fresh(self.folder / MANIFEST, [manifest.to_bytes()], crash)
+        # Inner folders first: the outer one must not name what may still be lost.
         for folder in reversed(folders_of(manifest.files)):
             if (self.folder / folder).is_dir():  # another node may have them
                 sync_folder(self.folder / folder)
@@ -104,9 +106,11 @@ class Stage:
             if replacing:
                 crash("old_aside")
                 sync_folder(final.parent)  # or the new name could be durable without the old one's place
+            # A folder with files cannot be replaced by a rename, so the older one moves first.
             os.rename(self.folder, final)
         except OSError:
             if replacing:
+                # Back to the state before: the step stays usable under its name.
                 os.rename(aside, final)
             raise
         crash("renamed")
@@ -148,6 +152,7 @@ def open_stage(
     # Before any byte is written: a full disk then leaves no staging folder.
     need_space(folder, num_bytes)
     # A sequence, not the step: a resumed run may save a step anew.
+    # Also of damaged ones: a sequence must never come twice.
     newest = max((f.age_key[0] for f in checkpoints), default=0)
     nonce = os.urandom(6).hex()
     name = aside_name("staging", final.name, nonce)
@@ -186,6 +191,7 @@ def contents_of(
     side: dict[str, bytes] = {}
     if rank == 0:
         side = {f"{HF_FOLDER}/{name}": content for name, content in files.items()}
+        # Alike on all ranks, so rank 0's is saved once.
         side[STATE] = dump_object(state, STATE)
     for name in side:
         if not is_safe_name(name):
@@ -243,6 +249,7 @@ def index_of(written: list[RankFiles], shards: Sequence[str]) -> dict[str, Tenso
     numbers = {name: number for number, name in enumerate(shards)}
     tables = []
     for of_rank in written:
+        # A rank writes at most one shard; without tensors the number is never used.
         file = next((numbers[name] for name in of_rank["files"] if name in numbers), 0)
         tables.append(
             {
