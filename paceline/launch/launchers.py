@@ -73,8 +73,10 @@ def torchrun_specs(
         "--rdzv-backend=static",
         f"--master-addr={cluster.master_addr}",
         f"--master-port={cluster.master_port}",
+        # Restarts are the launcher's own (``launch.max_restarts``), which looks at the checkpoints.
         "--max-restarts=0",
     )
+    # Inherited by the workers, which the agent starts.
     env = {**_environment(environ, cores, cluster), **gloo_interface(cluster, environ)}
     return _agent((worker[0], "-m", AGENT_MODULE, *flags, *module_and_args(worker)), env, cluster)
 

@@ -57,6 +57,7 @@ class Loss:
             self.reason = self.reason or error.strerror or str(error)
             # Empty the stream's buffers into nothing; on a full disk later output is tried again
             target = self._stream.fileno()
+            # Kept, so that a full disk can be tried again with later output.
             opened = os.dup(target)
             _redirect_to_nothing(target)
             self._stream.flush()
@@ -127,6 +128,7 @@ def redacted(main: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        # A ``main`` called from another one: redacting twice would escape the escapes.
         if is_own_program():
             return main(*args, **kwargs)
         before, redact = (sys.stdout, sys.stderr), Redactor.of(os.environ)
@@ -264,6 +266,7 @@ def importable_program() -> str:
     else:
         name, folder = Path(file).stem, str(Path(file).resolve().parent)
         paths = os.environ.get("PYTHONPATH", "")
+        # Children import the user's classes by this name; their own ``__main__`` is another file.
         if folder not in paths.split(os.pathsep):
             os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{paths}" if paths else folder
     sys.modules.setdefault(name, running)

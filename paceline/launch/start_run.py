@@ -106,10 +106,12 @@ class CheckedRun:
         """
         training, several = self.loaded.config.training, self.plan.num_nodes > 1
         resume = self._resume
+        # Before the claim: a refused resume leaves the directory as it was.
         if resume and self.leads:
             with reported_to_other_nodes(self.loaded.config.launch), located(self.loaded):
                 forked = (spares or Spares(False)).run_job
                 check_bytes(str(resume), self.run_dir, several=several, forked=forked)
+        # With several nodes the ranks claim it, once all have met.
         if several:
             return ()
         with written_for(self.run_dir.root, training.output_access):
@@ -140,12 +142,14 @@ class CheckedRun:
         variables = {**os.environ, **(environ or {})}
         start, stopped = start_of(self.loaded.config), StopRequests(self.run_dir)
         launched = self.loaded.config.launch
+        # Without restarts nobody would ever fork from it.
         spares = Spares(bool(launched.max_restarts or launched.nodes), self._settings_of_ranks(variables))
 
         def stops() -> bool:
             return requests_stop() or stopped()
 
         def attempt(ready: CheckedRun, stops: Callable[[], bool] = stops) -> int:
+            # On several nodes each rank plans from the YAML, and rank 0's plan is compared with theirs.
             read_plan = ready.plan.num_nodes == 1
             arguments = ["--plan", str(ready.run_dir.plan_json)] if read_plan else ready._yaml_arguments()
             return launch(
@@ -192,6 +196,7 @@ class CheckedRun:
                 break
             if not wait(restarts.pause, stops):
                 break  # stopped, but as what it is: failed
+            # Before the first save of this start, the checkpoint that it began from.
             again = self._resumed(AUTO_RESUME if end.saved else self._resume or AUTO_RESUME)
             for finding in again.claim(spares):
                 report(finding.render())
@@ -241,6 +246,7 @@ class CheckedRun:
             loaded=replace(self.loaded, config=config),
             options=replace(self.options, resume=resume),
             plan=replace(self.plan, config=config),
+            # A restart must not take the directory for one to be overwritten.
             overrides=(*self.overrides, "training.overwrite_output_dir=false"),
         )
 
@@ -354,12 +360,14 @@ def reported_to_other_nodes(launch: LaunchSection) -> Iterator[None]:
                 " it or start within a minute; Ctrl-C ends this"
             )
             cluster = Cluster.of(launch)
+            # The port at which the others wait if none was set.
             cluster = replace(cluster, master_port=cluster.master_port or DEFAULT_PORT)
             message = {"rank": 0, "exit_code": 0, "diagnostic": finding.to_json()}
             with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
                     module_argv("paceline.runtime.process_group.rendezvous"),
                     input=json.dumps(message, default=str).encode(),
+                    # As the rank that the others wait for, since they listen to nobody else.
                     env={**os.environ, **import_path(os.environ), **rank_environment(cluster, 0)},
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -43,6 +43,8 @@ def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype that matrix products of ``dtype`` operands are computed in on ``device``."""
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
         return dtype
+    # Without such instructions oneDNN converts operand by operand, far slower than one cast and an fp32
+    # product.
     able = torch.cpu.get_capabilities()
     names = (
         ("avx512_bf16", "amx_bf16", "bf16")
@@ -54,6 +56,7 @@ def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 def compute_copy(parameter: Tensor) -> Tensor:
     """Return the low-precision copy of a master, or the master itself if it has none."""
+    # On the parameter itself, so that kernels that get the parameter alone still find it.
     copy: Tensor | None = getattr(parameter, _COPY, None)
     return parameter if copy is None else copy
 
@@ -78,6 +81,7 @@ def weight_gradient(grad: Tensor, rows: Tensor, wanted: torch.dtype) -> Tensor:
         return grad.t().mm(rows)
     if keeps_fp32_sums(grad):
         return torch.mm(grad.t(), rows, out_dtype=torch.float32)
+    # Rounded to 16 bits once a micro-batch, then added up in fp32.
     return grad.t().mm(rows).float()
 
 
@@ -85,6 +89,7 @@ def keeps_fp32_sums(x: Tensor) -> bool:
     """Whether products of 16-bit matrices like ``x`` can be returned in fp32: by torch's CUDA build, for
     NVIDIA devices.
     """
+    # ``out_dtype`` of ``torch.mm`` exists for CUDA alone, and DTensor does not dispatch it.
     able = x.is_cuda and torch.version.hip is None and not isinstance(x, DTensor)
     return able and not torch.compiler.is_compiling()
 
@@ -120,6 +125,7 @@ class LowPrecisionLinear(Function):
         product, copy = ctx.product, ctx.copy
         g = grad.to(product)
         grad_x = g.matmul(copy.to(product)).to(x.dtype) if ctx.needs_input_grad[0] else None
+        # [N, out]: all leading dims are tokens.
         rows = g.flatten(0, -2)
         wide = x.to(product).flatten(0, -2)
         grad_weight = weight_gradient(rows, wide, ctx.wanted) if ctx.needs_input_grad[1] else None
@@ -149,6 +155,7 @@ class LowPrecisionEmbedding(Function):
         (ids,) = ctx.saved_tensors
         return (
             None,
+            # fp32, as frequent tokens add up thousands of rows.
             torch.ops.aten.embedding_dense_backward(grad.float(), ids, ctx.rows, ctx.padding_idx, False),
             None,
         )
@@ -250,6 +257,7 @@ def low_alone(
     ``dtype``. Swaps classes as ``LowPrecisionCopies`` does; call after the kernels are swapped.
     """
     owners, unknown = weight_owners(trunk, head)
+    # Under autocast, and where products need fp32 masters, a frozen weight is read in fp32.
     if unknown or product_dtype(dtype, device) != dtype:
         return frozenset()
     swaps = [(module, _swap_for(module)) for module in owners]
@@ -272,6 +280,7 @@ def _kept_wide(trunk: nn.Module) -> set[str]:
 
     Rounded copies would choose other experts (Flint's router).
     """
+    # Transformers' list of parts of names that stay fp32 in every dtype.
     strict: Sequence[str] = getattr(trunk, "_keep_in_fp32_modules_strict", None) or ()
     classes = set()
     for prefix, module in trunk.named_modules():
@@ -346,6 +355,7 @@ class LowPrecisionCopies:
         """
         frozen = [master for master in self.masters if not master.requires_grad]
         for master in frozen:
+            # The same object in a new dtype: names, ties and hooks stay.
             master.data = master.detach().to(self.dtype)
         self.masters = [master for master in self.masters if master.requires_grad]
         if frozen:
@@ -374,6 +384,7 @@ class LowPrecisionCopies:
         """Cast the masters into their copies, in place; a model under autocast has none."""
         for master in self.masters:
             copy = getattr(master, _COPY, None)
+            # The model was moved since (an offload, a replica).
             if copy is None or copy.device != master.device:
                 setattr(master, _COPY, master.detach().to(self.dtype))
             else:
@@ -437,6 +448,7 @@ class ComputeLayerNorm(nn.LayerNorm):
         bias: Tensor | None = self.bias
         if weight is None or weight.dtype == input.dtype or kind_of(input.device.type).mixed_norms:
             return F.layer_norm(input, shape, weight, bias, self.eps)
+        # Most kernels demand one dtype for input and weight.
         wide = torch.promote_types(weight.dtype, input.dtype)
         weight, bias = weight.to(wide), None if bias is None else bias.to(wide)
         if torch.compiler.is_compiling():
@@ -457,6 +469,7 @@ class WidenedLayerNorm(Function):
         ctx: _Context, x: Tensor, shape: list[int], weight: Tensor, bias: Tensor | None, eps: float
     ) -> Tensor:
         """x [.., H] in low precision, weight and bias [H] in fp32 -> [.., H] in low precision."""
+        # Saved in low precision, with fp32 mean and 1 / std [.., 1]: the backward widens the input again.
         wide, mean, rstd = torch.native_layer_norm(x.to(weight.dtype), shape, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, rstd, bias)
         ctx.shape = shape

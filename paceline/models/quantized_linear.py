@@ -119,6 +119,7 @@ def empty_layers(hf: HFModel, spec: Quantization, compute: torch.dtype) -> str:
     for parent, name in [(parent, name) for parent, name, _ in frozen_linears(hf)]:
         linear = getattr(parent, name)
         layer = _layer(linear, spec, compute)
+        # Two 4-bit codes a byte, in words of the storage dtype, one a row (bitsandbytes' shape).
         rows = (linear.weight.numel() + 1) // (2 * storage.itemsize)
         layer.weight = nn.Parameter(torch.empty(rows, 1, dtype=storage, device="meta"), requires_grad=False)
         if linear.bias is not None:
@@ -146,6 +147,7 @@ def packing(root: RootModule, dtype: torch.dtype) -> Place:
             return own_part(target, read, device)
         weight = read((0, 0), (layer.out_features, layer.in_features)).to(device=device, dtype=dtype)
         packed: Any = _packed(layer, weight, None, spec, layer.compute_dtype)[0]
+        # Scales stay whole on every rank: a few per cent of the packed bytes.
         layer.quant_state = packed.quant_state
         return own_part(target, partial(block_of, packed.weight.data), device)
 
@@ -182,6 +184,7 @@ def frozen_linears(hf: HFModel, frozen: bool = True) -> Iterator[tuple[nn.Module
     """Yield (parent, attribute, layer) of the trunk's plain linear layers, except those whose weight their
     parent reads. With ``frozen`` it yields only layers that are not trained.
     """
+    # The head stays: its product decides the loss, and losses read its weight directly.
     head = hf.get_output_embeddings() or getattr(hf, "score", None)
     for parent in hf.modules():
         read = read_by_parent(parent)
@@ -223,6 +226,7 @@ def convert_to_fp8(trunk: nn.Module, *, emulate: bool = False) -> int:
     def chosen(module: nn.Module, name: str) -> bool:
         if type(module) is not nn.Linear or name.rpartition(".")[2] in _ROUTERS:
             return False
+        # Others stay in 16 bits: fp8 matrix units take multiples of 16 only.
         fits = module.in_features % _MULTIPLE == 0 == module.out_features % _MULTIPLE
         converted.extend([name] if fits else [])
         return fits

@@ -59,6 +59,7 @@ class EncoderInputs:
         family = family_of(hf.config.model_type)
         if not family.encoder:
             return None
+        # RoBERTa counts positions from the padding token's id + 1, as fairseq did.
         first = (hf.config.pad_token_id or 0) + 1 if family.padding_first else 0
         # RoBERTa's classes take types, and its models know one
         several = int(getattr(hf.config, "type_vocab_size", 0)) > 1
@@ -78,6 +79,8 @@ def token_types(batch: Batch) -> Tensor:
     device, tokens = batch.input_ids.device, batch.input_ids.shape[1]
     begins = batch.extras[SECOND].to(device).long()
     lengths = batch.boundaries().diff()
+    # int64 [T]: where the second text of each token's document begins; ``output_size`` spares the host a
+    # wait.
     of_token = torch.repeat_interleave(begins, lengths, output_size=tokens)
     return ((of_token > 0) & (batch.position_ids[0] >= of_token)).long()[None]
 
@@ -150,6 +153,7 @@ class RoleModule(RootModule):
         self._lent: TeacherHead | None = None
         self._comparison: Comparison | None = None
         self.low_precision: LowPrecisionCopies | None = None
+        # After the head, whose modules the copies swap too.
         if compute_dtype in (torch.bfloat16, torch.float16):
             self.low_precision = LowPrecisionCopies(
                 text.base_model, head_of(hf), compute_dtype, not engine_casts, keeps_frozen
@@ -180,6 +184,7 @@ class RoleModule(RootModule):
                     self._lent.copy_head()
                 return {Output.HIDDEN.value: hidden}
             # The head's own outputs, then the divergence, which needs the teacher's head too.
+            # Those two do not come from this head alone.
             of_head = required - {Output.DIVERGENCE, Output.ROUTER}
             outputs = self.head(hidden, batch, of_head) if of_head else {}
             if sums is not None:
@@ -232,6 +237,7 @@ class RoleModule(RootModule):
         """Compile the decoder layers with torch.compile (not the head, which is one autograd
         function); names do not change.
         """
+        # Its hooks would break the compiled graphs.
         self._load.stop()
         self._compiled = CompiledLayers(text_model(self.hf), self.slot, backend, mode)
 
@@ -301,6 +307,7 @@ class RoleModule(RootModule):
             **types,
             position_ids=positions,
             attention_mask=mask,
+            # A cache of keys and values would only hold memory: no token follows.
             use_cache=False,
             **(_ROUTED if routed else {}),
         )
@@ -318,6 +325,8 @@ class RoleModule(RootModule):
         """
         zero = None
         if self.vision is not None and batch.images is None:
+            # DDP and FSDP2 wait for every parameter's gradient on every rank, also where a rank has no
+            # images.
             zero = self.vision.nothing(batch.input_ids.device)
         if zero is None:
             yield
@@ -342,6 +351,7 @@ class RoleModule(RootModule):
 
     def _packed(self, batch: Batch, routed: bool) -> tuple[Tensor, Tensor | None]:
         """``_states`` of one row; prompts that its documents share are computed once."""
+        # Not for a rank's part of a batch (context parallelism): a shared prompt may lie on another rank.
         shares = self._shares and type(batch) is Batch and batch.images is None
         shared = SharedPrompts.of(batch) if shares else None
         ids, positions = batch.input_ids, self._positions(batch)

@@ -47,6 +47,7 @@ def run_beneath(
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
+        # A Ctrl-C at the terminal reaches the parent alone, which passes it on once.
         start_new_session=True,
         preexec_fn=processes.die_with_parent(),  # noqa: PLW1509 - one prctl call; no lock is taken
     )
@@ -61,11 +62,13 @@ def run_beneath(
                 server.poll()
                 if not requested and requests_stop():
                     requested = True
+                    # Once a request: the rank stops after its step.
                     processes.send(child.pid, signal.SIGTERM)
                 time.sleep(POLL_SECONDS)
             server.poll()
             finding = next((w.finding for w in server.workers.values() if w.finding is not None), None)
             code = child.returncode
+            # Popen's -N becomes 128 + N, as a shell has it.
             return (code if code >= 0 else 128 - code), finding
         finally:
             if child.poll() is None:

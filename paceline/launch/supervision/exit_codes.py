@@ -78,7 +78,10 @@ def root_of(failures: Sequence[Failure]) -> Failure | None:
     """Return the failure that caused the others; None if there are none."""
     reported = min((f for f in failures if f.code > 0), key=lambda f: f.at, default=None)
     killed = min(
-        (f for f in failures if f.code < 0), key=lambda f: (f.at, -f.code in _MAY_ECHO), default=None
+        # At the same moment a signal that can only come from outside goes first.
+        (f for f in failures if f.code < 0),
+        key=lambda f: (f.at, -f.code in _MAY_ECHO),
+        default=None,
     )
     if reported is None or killed is None:
         return reported or killed
@@ -96,6 +99,7 @@ def overall_code(codes: Mapping[int, int], *, stop_signal: int | None = None) ->
     values = [codes[rank] for rank in sorted(codes)]
     # Own failures, then deaths by signal, then consequences in order of severity.
     consequences = [ExitCode.PEER_FAILED, ExitCode.CLOSING, ExitCode.STOPPED]
+    # 0 is no one's death: without a request every SIGTERM is a cause.
     by_request = -signal.SIGTERM if stop_signal is not None else 0
     causes = [
         *(code for code in values if code > 0 and code not in consequences),
@@ -168,6 +172,7 @@ class MemoryKills:
         root, so groups that it was seen in before count on.
         """
         path = counter_of(pid, self._proc)
+        # The first value counts: reading it again after a kill would hide that kill.
         count = None if path is None or path in self._of.get(pid, ()) else _count(path)
         if path is not None and count is not None:
             self._of.setdefault(pid, []).append(path)
@@ -194,6 +199,7 @@ def counter_of(pid: int, proc: Path = Path("/proc")) -> Path | None:
         return None
     inside_of: dict[str, str] = {}  # type of file system → the cgroup's path in its hierarchy
     for line in groups:
+        # A cgroup's name may hold colons: two cuts only.
         hierarchy, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         if hierarchy == "0" and not controllers:
             inside_of["cgroup2"] = path
@@ -201,6 +207,7 @@ def counter_of(pid: int, proc: Path = Path("/proc")) -> Path | None:
             inside_of["cgroup"] = path
     # Find where that hierarchy is mounted; inside a container only a part of it may be.
     for line in mounts:
+        # proc(5): optional fields of any number end with a lone hyphen.
         before, _, after = line.partition(" - ")
         fields, (kind, *options) = before.split(), after.split() or [""]
         of_memory = kind != "cgroup" or "memory" in options[-1].split(",")
@@ -255,4 +262,5 @@ def after(code: int) -> After:
 
 def decisive(codes: Iterable[int]) -> int:
     """Return the code that decides among those of a job's nodes, given in the order of their ends."""
+    # The first maximum: of equals the node that ended first.
     return max(codes, key=lambda code: (_WEIGHTS.index(after(code)), code != ExitCode.PEER_FAILED))

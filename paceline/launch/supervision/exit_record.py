@@ -86,6 +86,7 @@ class LaunchRecord:
 
     def __init__(self, run: RunDir, node_rank: int, redact: Redactor) -> None:
         self.run, self.node_rank, self._redact = run, node_rank, redact
+        # By inode and time: a result of this start replaces the file, whatever it says.
         self._earlier = _identity(run.result_json)  # of an earlier attempt, until rank 0 removes it
         self._saved_before = _identity(run.latest)
         self.stop = ""  # the signal that asked for a stop, or REQUEST
@@ -118,6 +119,7 @@ class LaunchRecord:
             return []
         refused = []
         with written_into(self.run.root):
+            # Each by itself: what one file could not take, another may.
             for write in (self._exits, self._error_event, self._result):
                 try:
                     write(exits, exit_code, root)
@@ -144,6 +146,7 @@ class LaunchRecord:
         try:
             self._publish(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
         except OSError:
+            # The file has its bytes already, so a full disk takes the short form.
             self._overwrite(path, {**data, "ranks": []})
             raise
 
@@ -152,6 +155,7 @@ class LaunchRecord:
         staged = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             staged.write_bytes(text.encode("utf-8", NO_UTF8))
+            # A rename, as readers poll this file.
             staged.replace(path)
         except OSError:
             staged.unlink(missing_ok=True)
@@ -239,6 +243,7 @@ def is_under_way(begun: Mapping[str, Json]) -> bool:
     pid = begun.get("pid")
     if begun.get("exit_code") is not None or not isinstance(pid, int) or pid <= 0:
         return False
+    # With the start time, for the kernel reuses pids; -1 is unknown.
     lives = begun.get("host") == socket.gethostname() and started_at(pid) == begun.get("began") != -1
     return lives and pid not in lineage()
 

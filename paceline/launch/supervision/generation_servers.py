@@ -50,6 +50,7 @@ def server_specs(config: Config, plan: Plan, environ: Mapping[str, str]) -> tupl
     model = config.model
     argv = [start.interpreter or sys.executable, "-m", MODULE, "--model", str(model.name_or_path)]
     argv += ["--served-model-name", SERVED, "--host", "127.0.0.1", "--dtype", plan.precision.compute]
+    # ``processed``: log-probabilities after temperature, top-k and top-p, by which the answers were drawn.
     argv += ["--max-model-len", str(config.data.max_length), "--logprobs-mode", "processed_logprobs"]
     argv += ["--tensor-parallel-size", str(start.tensor_parallel_size)]
     argv += ["--tokenizer", model.tokenizer] if model.tokenizer else []
@@ -60,11 +61,13 @@ def server_specs(config: Config, plan: Plan, environ: Mapping[str, str]) -> tupl
         argv += ["--gpu-memory-utilization", f"{start.gpu_memory_utilization:g}"]
         argv += ["--enable-sleep-mode"] if start.sleep else []
     ours = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **({} if accelerated else _ON_CPU)}
+    # A variable that the user has set wins.
     ours = {name: value for name, value in ours.items() if name not in environ}
     visible = next(iter(kind_of(plan.device).visible), "") if accelerated else ""
     shown = [card.strip() for card in environ.get(visible, "").split(",") if card.strip()]
     specs = []
     for place, cards in enumerate(server_cards(plan)):
+        # Positions among the visible cards, not numbers of the machine's.
         own = {visible: ",".join(shown[card] if shown else str(card) for card in cards)} if cards else {}
         command = (*argv, "--port", str(start.port + place), *start.arguments)
         specs.append(LaunchSpec(command, {**ours, **own}, rank=None))
@@ -111,6 +114,7 @@ def serving(
     if start is None:
         yield
         return
+    # By this variable in their environment the servers' own children are found at the end.
     mark = secrets.token_hex(16)
     started: list[subprocess.Popen[bytes]] = []
     try:
@@ -124,6 +128,7 @@ def serving(
                 _post(start.port + place, "/sleep?level=1")
         yield
     finally:
+        # By the mark, too: a server's own workers may have left its process group.
         processes.end_all([server.pid for server in started if server.poll() is None], mark)
         for server in started:
             server.wait()
@@ -161,6 +166,7 @@ def _post(port: int, path: str, method: str = "POST") -> bool:
     import httpx
 
     try:
+        # Without the environment's proxies, which do not reach 127.0.0.1.
         with httpx.Client(trust_env=False, timeout=_REPLY_SECONDS) as client:
             return client.request(method, f"http://127.0.0.1:{port}{path}").status_code == httpx.codes.OK
     except httpx.TransportError:

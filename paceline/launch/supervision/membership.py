@@ -60,6 +60,7 @@ class Link:
 
     def send(self, message: Message) -> bool:
         """Send one message; return whether the other end is there."""
+        # Side and number are signed: no line can be repeated, reordered or sent back.
         text = signed(self._secret, self._nonce, f"{self._mine}/{self._sent}", json.dumps(message))
         self._sent += 1
         try:
@@ -77,6 +78,7 @@ class Link:
         except OSError:
             return None
         *lines, self._rest = (self._rest + block).split(b"\n")
+        # An empty block is the end; a line without an end would fill the memory.
         if not block or len(self._rest) > _LINE_BYTES:
             return None
         found = list[Message]()
@@ -128,6 +130,7 @@ class FirstNode:
                 link.sendall(nonce.encode())
                 link.setblocking(False)
                 self._new.append(Link(link, self._secret, nonce, "first"))
+                # The oldest go: whoever opens connections without a word must not lock the nodes out.
                 for stranger in self._new[:-_STRANGERS]:
                     stranger.socket.close()  # its next look ends it
         for new in list(self._new):
@@ -150,6 +153,7 @@ class FirstNode:
             for message in messages or ():
                 match message:
                     case ["ended", int(code), str(error), int(step), str(saved), bool(stop), bool(signal)]:
+                        # Its ranks have ended, so it could start again.
                         node.end, node.ready = RunEnd(code, error, step, saved, stop, signal), True
 
     def grows(self) -> bool:
@@ -203,6 +207,7 @@ class FirstNode:
             self.poll()
             here = [number for number in expected if number in self.nodes and self.nodes[number].ready]
             missing, now = [number for number in expected if number not in here], time.monotonic()
+            # All that are expected, or as many as have come in time.
             if not missing or now - begun > patience:
                 break
             if stops():
@@ -216,6 +221,7 @@ class FirstNode:
             return Ended(
                 int(ExitCode.PEER_FAILED), codes.LAUNCH_TOO_FEW_NODES("launch.nodes", names, least=self.least)
             )
+        # Node 0 is always the first: it holds the store and the meeting place.
         self.last = Lineup((0, *here), resumes)
         for number in here:
             node = self.nodes[number]
@@ -302,6 +308,7 @@ class OtherNode:
                 nonce += part
         except OSError:
             return False
+        # Reads then return soon, and the loop looks at its clock and at stop requests.
         link.settimeout(_LOOK_SECONDS)
         self._link = Link(link, self._secret, nonce.decode("ascii", "replace"), "node")
         return self._link.send(["ready", self._node, socket.gethostname()])

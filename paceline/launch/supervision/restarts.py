@@ -79,8 +79,10 @@ class Restarts:
         if not self._limit or end.stopped or after(end.code) is not After.COUNT:
             return None
         known = f"{end.error or f'exit code {end.code}'} at step {end.step}"
+        # The same error at the same step twice: a third try would end there too.
         if former is not None and end.error and (end.error, end.step) == (former.error, former.step):
             return codes.LAUNCH_SAME_ERROR(found=known, step=end.step)
+        # A newer checkpoint is progress: the count begins anew.
         if former is not None and end.saved != former.saved:
             self._count = 0
         if self._count >= self._limit:

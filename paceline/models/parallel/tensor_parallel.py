@@ -74,6 +74,7 @@ def tensor_parallel_plan(config: PreTrainedConfig) -> dict[str, str]:
             f"model_type {text.model_type}",
             "fsdp without tp_size shards any model; llama, qwen2, qwen3, mistral, gemma, phi3, … have a plan",
         )
+    # Before the check of styles: the entries of single experts have styles of their own.
     plan = tensor_parallel_layers.plan_without_experts(plan)
     unknown = {pattern: style for pattern, style in plan.items() if style not in STYLES}
     if unknown:
@@ -114,6 +115,7 @@ def apply_tensor_parallel(
         )
     assert isinstance(root, RoleModule)
     trunk = text_model(root.hf).base_model  # a tower stays whole on every rank
+    # All refusals come before the first change: a model is cut whole or not at all.
     cut = how_cut(root, mesh.size(), sequence_parallel=sequence_parallel)
     fuse_norms(root.hf)  # the only kernels that read no other module's weights
     tensors = TensorParallelGroup(mesh.get_group(), sequence_parallel)
@@ -145,6 +147,7 @@ def apply_tensor_parallel(
             _set_forward(layer, tensor_parallel_layers.with_local_children(layer, inner, tensors))
     if sequence_parallel:
         _set_forward(cut.stack[0], tensor_parallel_layers.first_layer(cut.stack[0], tensors))
+    # A parameter left plain would drift apart between the ranks without an error.
     _assert_sharded(root.hf, mesh)
     root.notes_by_subject["tensor"] = _account(root, mesh.size(), sequence_parallel, loss_parallel)
 
@@ -224,6 +227,7 @@ def _styled(trunk: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
     """Return the plan's styles by module. If the plan shards latent attention's heads, also include its
     layers before the heads.
     """
+    # Layer numbers become ``*``, as the plan's patterns have them.
     patterns = {name: re.sub(r"\.\d+(?=\.|$)", ".*", name) for name, _ in trunk.named_modules()}
     styles = {name: plan[pattern] for name, pattern in patterns.items() if pattern in plan}
     heads = {
@@ -282,8 +286,10 @@ class _Shares:
                     f"use a tp_size that divides {old.shape[dim]}",
                 )
             block = old.detach() if dim is None else block_of(old.detach(), self.mesh.get_group(), dim)
+            # A clone: a view would keep the whole weight alive on every rank.
             block = block if dim is None else block.clone(memory_format=torch.contiguous_format)
             placement = Replicate() if dim is None else Shard(dim)
+            # Without a check, which would compare replicas by a collective for each parameter.
             shared = DTensor.from_local(block, self.mesh, [placement], run_check=False)
             self._made[id(old)] = (old, nn.Parameter(shared, requires_grad=old.requires_grad))
         module._parameters[name] = self._made[id(old)][1]
@@ -349,6 +355,7 @@ def _blocks(trunk: nn.Module, styled: Mapping[str, str]) -> dict[str, bool]:
     blocks: dict[str, bool] = {}
     for name, style in styled.items():
         parent = name.rpartition(".")[0]
+        # A plain colwise output stays sharded until the block's rowwise layer.
         blocks[parent] = blocks.get(parent, False) or style == "colwise"
     within = {
         id(inner)
@@ -391,6 +398,7 @@ def _share_vocabulary(root: RoleModule, tensors: TensorParallelGroup, shares: _S
             f"{rows} rows",
             f"set model.embedding_multiple: {size}, or loss_parallel: false",
         )
+    # Equal shards, so the first row follows from the rank.
     start = tensors.group.rank() * (rows // size)
     for module, name in ((embedding, "embedding"), (head, "head")):
         for parameter in module._parameters:
@@ -408,6 +416,7 @@ def _replicate_rest(hf: HFModel, cut: TensorCut, tensors: TensorParallelGroup, s
     of_text = {id(m) for m in (trunk, *trunk.modules(), *filter(None, (hf.get_output_embeddings(),)))}
     # Under sequence parallelism modules between blocks see a rank's tokens only, those inside see all.
     inside = {id(m) for name in cut.blocks for m in trunk.get_submodule(name).modules()}
+    # Mostly norms: their gradients are partial, each rank having seen its tokens.
     between = {id(m) for m in cut.stack.modules()} - inside
     for name, module in hf.named_modules():
         plain = [k for k, p in module._parameters.items() if p is not None and not isinstance(p, DTensor)]
@@ -506,6 +515,8 @@ def _account(root: RoleModule, size: int, sequence_parallel: bool, loss_parallel
 
 def _set_forward(module: nn.Module, forward: Forward) -> None:
     """Replace the forward of one instance; class, names and hooks stay."""
+    # In the instance's dict: ``nn.Module.__setattr__`` is for parameters and modules, and the class is
+    # shared by all layers.
     vars(module)["forward"] = forward
 
 

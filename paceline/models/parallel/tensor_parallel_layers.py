@@ -63,6 +63,7 @@ def local_parameters(
 
     ``partial``: their gradients are summed over the group.
     """
+    # The module's own forward reads ``self.weight``: for its length the shard stands there.
     kept = dict(module._parameters)
     try:
         for name, parameter in kept.items():
@@ -122,6 +123,7 @@ def rowwise(
 
     def run(x: Tensor) -> Tensor:
         x = split(x, tensors.group, _FEATURES) if splits else x
+        # A bias added on each rank would count once per rank in the sum.
         with local_parameters(linear, tensors.group, hide="bias"):
             out: Tensor = forward(x)
         cut = not splits and tensors.is_sharded(module)
@@ -132,6 +134,7 @@ def rowwise(
         bias = local(linear._parameters.get("bias"))
         if bias is None:
             return out
+        # On sharded tokens a rank sees part of them, so the bias's gradients are summed.
         return out + (copy_to_tp(bias, tensors.group) if cut else bias).to(out.dtype)
 
     return run
@@ -233,6 +236,7 @@ def vocabulary_rows(module: nn.Embedding, tensors: TensorParallelGroup, start: i
         mine = ids - start
         outside = (mine < 0) | (mine >= rows)
         with local_parameters(module, tensors.group):
+            # A valid row for tokens of other ranks; its result is set to zero below.
             out: Tensor = forward(mine.masked_fill(outside, 0))
         return reduce_from_tp(out.masked_fill(outside.unsqueeze(-1), 0.0), tensors.group)
 
@@ -328,13 +332,17 @@ def local_experts_forward(module: nn.Module, tensors: TensorParallelGroup) -> Fo
     vars(module)["_is_expert_parallel"] = True  # then Transformers skips tokens of experts beyond the last
 
     def run(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        # Each rank's experts give part of the gradients of both.
         hidden, weights = (copy_to_tp(x, group) for x in (hidden_states, top_k_weights))
         local_index = top_k_index - first
         others = (local_index < 0) | (local_index >= mine)
         # outside its routers are counted over all
         with local_parameters(module, group), replaced(module, num_experts=mine):
             out: Tensor = forward(
-                hidden, local_index.masked_fill(others, mine), weights.masked_fill(others, 0.0)
+                # ``mine`` is one beyond the last expert: Transformers skips it.
+                hidden,
+                local_index.masked_fill(others, mine),
+                weights.masked_fill(others, 0.0),
             )
         return reduce_from_tp(out, group)
 

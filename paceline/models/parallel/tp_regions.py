@@ -52,6 +52,7 @@ def local(parameter: Tensor | None) -> Tensor | None:
 
 def all_reduced(x: Tensor, group: Group) -> Tensor:
     """Return the sum over the group, as a new tensor. Collective."""
+    # ``all_reduce`` writes in place, and autograd may still need the input.
     out = x.detach().contiguous().clone()
     dist.all_reduce(out, group=group)
     return out
@@ -59,6 +60,7 @@ def all_reduced(x: Tensor, group: Group) -> Tensor:
 
 def gathered(x: Tensor, group: Group, dim: int) -> Tensor:
     """Return all ranks' blocks concatenated along ``dim``, in rank order. Collective."""
+    # ``all_gather_single`` joins along dim 0.
     block = x.detach().movedim(dim, 0).contiguous()
     out = block.new_empty(group.size() * block.shape[0], *block.shape[1:])
     dist.all_gather_single(out, block, group=group)
@@ -87,6 +89,7 @@ def all_to_all(x: Tensor, group: Group, split: int, join: int) -> Tensor:
     """All-to-all: split along ``split``, block j is sent to rank j; received blocks are concatenated along
     ``join``, in rank order. Collective.
     """
+    # [ranks, …]: one contiguous block for each receiver.
     parts = torch.stack(x.detach().chunk(group.size(), dim=split))
     out = torch.empty_like(parts)
     dist.all_to_all_single(out, parts, group=group)
@@ -119,6 +122,7 @@ class CopyToTP(Function):
     def forward(ctx: _OverGroup, x: Tensor, group: Group) -> Tensor:
         """Return the same tensor."""
         ctx.group = group
+        # A view, since autograd forbids a function to return its input itself.
         return x.view_as(x)
 
     @staticmethod
