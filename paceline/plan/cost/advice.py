@@ -37,6 +37,7 @@ def escalated(spec: SearchSpec, candidates: Sequence[Candidate]) -> tuple[Candid
             fitting = [c for c in layouts if c.safe]
             with_it = f"{strategy}{' with recomputation' if recompute == 'full' else ''}"
             if fitting:
+                # The fastest, not the leanest: memory that is left over gains nothing.
                 taken = min(fitting, key=lambda c: c.step)
                 lines.append(
                     f"{with_it}: {taken.bytes / GIB:.0f} GiB of {taken.card / GIB:.0f} at micro-batch"
@@ -109,6 +110,7 @@ def _what_would_fit(spec: SearchSpec, candidates: Sequence[Candidate]) -> list[s
         lines += in_bf16(spec, nearest)
     # An adapter saves states and what is gathered; activations stay
     peak = nearest.peak
+    # Where activations are most of the peak, an adapter changes little.
     moving = peak.attention + peak.mlp + peak.checkpoints + peak.images
     if nearest.work.adapter is None and moving < peak.total / 2:
         lines.append(
@@ -122,6 +124,7 @@ def _more_devices(spec: SearchSpec) -> str:
     """Return the smallest multiple of the devices on which a layout fits, with that layout."""
     for more in MORE:
         cards = spec.cluster.cards * more
+        # Rounded up, so that each device gets rows; the text says so where that adds some.
         rows = -(-spec.rows // cards) * cards
         larger = replace(spec, cluster=replace(spec.cluster, cards=cards), rows=rows)
         fitting = [c for layout in layouts() for c in layout_candidates(layout, larger) if c.safe]
@@ -188,6 +191,7 @@ def _bottleneck(chosen: Candidate) -> str:
             f"most time is spent on {first} ({share[first]:.0%}), little on anything else:"
             f" {REMEDIES.get(first, OTHERWISE)}"
         )
+    # Arithmetic in the first place is what a step is for: the remedy is for what comes next.
     cure = REMEDIES.get(second if first == "arithmetic" else first, OTHERWISE)
     return f"most time is spent on {first} ({share[first]:.0%}), then {second} ({share[second]:.0%}): {cure}"
 

@@ -80,6 +80,7 @@ class _Tables:
     spread: Mapping[str, tuple[float, float]]
 
 
+# Read once a process, and not at import: ``paceline --help`` needs no table.
 _tables = cache(partial(shipped_table, "coefficients", _Tables))
 
 
@@ -87,6 +88,7 @@ _tables = cache(partial(shipped_table, "coefficients", _Tables))
 def memory_coefficients(system: str = DEFAULT) -> MemoryCoefficients:
     """Return the coefficients of ``cost.memory.peak`` for a ``system``, which lists its differences."""
     sets = _tables().memory
+    # A system lists what differs, so that a new coefficient needs one value.
     return MemoryCoefficients(**{**sets[DEFAULT], **sets.get(system, {})})
 
 

@@ -42,6 +42,8 @@ def memory_terms(c: Candidate) -> list[Term]:
             numbers = f"{each:.0f} × {work.tokens} × {layers * slots:g} / 2^30"
             formula = f"bytes a token and layer saves × tokens × layers{flying}"
             whole = each * work.tokens * layers * slots
+            # Within half a per cent: the table shows three digits. Otherwise numbers that do not add up
+            # would be printed.
             exact = abs(whole - value) <= 0.005 * value
             if value < whole and not exact:
                 formula = "of the layer with which the backward ends: all gradients exist then"
@@ -116,6 +118,7 @@ def time_terms(c: Candidate) -> list[Term]:
     work, speed, machine = c.work, c.speed, c.work.machine
     hardware = step_flops(work) / work.world
     passes = 4 if work.recompute == "full" else 3
+    # FLOP/s that this forecast implies; ``step_flops`` counts 3 passes, full recomputation a fourth.
     rate = hardware * passes / 3 / max(speed.compute, 1e-12)
     formulas = (  # in the order of TIME
         (
@@ -140,6 +143,7 @@ def time_terms(c: Candidate) -> list[Term]:
     terms = [
         Term(name, float(getattr(speed, name)), formula) for name, formula in zip(TIME, formulas, strict=True)
     ]
+    # What is less than a twentieth of a per cent would be printed as 0.000.
     return [term for term in terms if term.value >= 0.0005 * speed.step]
 
 

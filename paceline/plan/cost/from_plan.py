@@ -50,6 +50,7 @@ def cluster_of_hardware(hardware: Hardware, nodes: int) -> AcceleratorCluster | 
         return None
     machine = replace(
         card.machine(hardware.num_devices),
+        # As probed: the catalogue has the card's size, of which a driver or a MIG slice leaves less.
         memory=float(hardware.memory_bytes),
         host_memory=float(hardware.host_memory_bytes),
     )
@@ -106,6 +107,7 @@ def predictions(plan: Plan, hardware: Hardware) -> tuple[float, float] | None:
     candidate = _predicted_here(plan, hardware)
     if candidate is None:
         return None
+    # On a CPU the measured value is the resident set, which holds the interpreter too.
     resident = PROCESS if hardware.device == "cpu" else 0.0
     return candidate.bytes + resident, candidate.work.step_tokens / candidate.step
 
@@ -113,6 +115,7 @@ def predictions(plan: Plan, hardware: Hardware) -> tuple[float, float] | None:
 def predicted_step(plan: Plan, hardware: Hardware) -> float | None:
     """Return the seconds of a step without the rollout before it; None if there is no prediction."""
     candidate = _predicted_here(plan, hardware)
+    # ``step`` is corrected by the ledger, so the part taken off must be as well.
     return None if candidate is None else candidate.step - candidate.speed.generation * candidate.time_factor
 
 
@@ -134,6 +137,8 @@ def adapter_work(shape: ModelShape, adapter: AdapterSpec | None) -> AdapterSize 
     quantization = adapter.quantization
     base = 2.0
     if quantization:
+        # Scales by weight: an fp32 one for 64 weights (4 / 64), or an 8-bit one and an fp32 one for 256 of
+        # those (Dettmers et al. 2023, section 3).
         base = quantization.bits / 8 + (0.016 if quantization.double_quant else 0.0625)
     whole = sum(p.numel for p in pieces) - factors
     rescaled = DORA_OUTPUTS if adapter.use_dora else 0.0
@@ -185,6 +190,7 @@ def _picture(plan: Plan, trained: Collection[str]) -> PictureWork | None:
     tower, recompute = shape.tower, plan.recompute and not plan.recompute_keeps
     size = SIZES.get(plan.precision.compute, 4)
     saved = tower.saved(size, tower=VISION in reached, projector=PROJECTOR in reached, recompute=recompute)
+    # A forward; with gradients a backward of two, and one forward more where it is recomputed.
     passes = 3 + plan.recompute if VISION in reached else 1
     return PictureWork(saved, 4.0 * tower.pixel_values, float(passes * tower.flops()))
 
@@ -193,6 +199,7 @@ def _frozen_size(plan: Plan) -> float:
     """Return mean parameters of frozen models / parameters of the trained one; 1.0 if a size is unknown."""
     shapes = [model.shape for model in plan.models.values() if not model.trained]
     sizes = [shape.num_parameters for shape in shapes if shape is not None]
+    # One unknown size makes the mean worthless: then all count like the trained model.
     if plan.shape is None or not sizes or len(sizes) < len(shapes):
         return 1.0
     return sum(sizes) / len(sizes) / plan.shape.num_parameters
@@ -221,6 +228,7 @@ def _with_length(spec: SearchSpec, plan: Plan) -> SearchSpec:
     saves = (
         1
         if training.save_strategy == "no" or not steps
+        # Below 1 ``save_steps`` is a share of the run, as in Transformers.
         else max(1, int(steps // every) if every >= 1 else round(1 / every) if every else 1)
     )
     parts = zip(("optimizer", "parameters"), plan.engine.places, strict=True)
@@ -251,6 +259,7 @@ def of_length(spec: SearchSpec, plan: Plan, epoch: tuple[int, int] | None) -> Se
             else f"the total time is predicted {needed}",
         )
     rows, tokens = epoch
+    # The last step of an epoch is smaller, but it is a step.
     steps_per_epoch = rows // spec.rows if training.dataloader_drop_last else -(-rows // spec.rows)
     basis = f"{rows:,} rows per epoch, {tokens / rows:,.0f} tokens each on average, as prepared"
     return replace(
@@ -271,6 +280,7 @@ def planned_candidate(plan: Plan, spec: SearchSpec) -> Candidate | None:
         return None
     candidate = predicted(layout, step_spec_of(plan, spec, layout), plan.mesh, spec)
     states = plan.memory and plan.memory.largest
+    # In a pipeline the fullest stage is not always the rank with the most states.
     if not states or plan.mesh.pp > 1:
         return candidate
     peak = replace(
@@ -302,6 +312,7 @@ def step_spec_of(plan: Plan, spec: SearchSpec, layout: StrategyLayout) -> StepSp
     low = plan.precision.compute in ("bfloat16", "float16")
     size = float(SIZES.get(plan.precision.compute, 4))
     if not low:
+        # Without low precision there are no masters beside the weights, and moments have their dtype.
         storage = replace(storage, weight=size, gradient=size, optimizer=2 * size)
     return StepSpec(
         shape=spec.shape,

@@ -64,11 +64,13 @@ def goodput(
     The interval is Young's (1974), √(2δM) with a save δ and M between failures, at most M. The time for it is
     Daly's (2006), M·e^(R/M)·(e^((τ+δ)/M) − 1) with R for a restart, which also reads the checkpoint.
     """
+    # Failures of parts are independent, so their rates add up; spot cards go by nodes.
     rate = cluster.cards / (HOURS_BETWEEN_FAILURES * 3600) + (cluster.nodes / taken if taken else 0.0)
     between, save = 1 / rate, checkpoint / (DISK * cluster.nodes)
     start = start_seconds(work)
     interval = min(math.sqrt(2 * save * between), between)
     # As a product of exponentials below 1: a job that never gets through has 0, and nothing overflows
+    # A restart reads what a save wrote, at the same speed.
     restart, whole = start + REPLACEMENT + save, (interval + save) / between
     share = interval / between * math.exp(-restart / between - whole) / -math.expm1(-whole) if whole else 1.0
     return Goodput(start, between, taken, save, interval, share)

@@ -58,6 +58,7 @@ def read(path: Path) -> list[LedgerEntry]:
 
 def _entry(line: str) -> LedgerEntry | None:
     try:
+        # A line of another release lacks or has a field: it is skipped, not an error.
         return LedgerEntry(**json.loads(line))
     except (ValueError, TypeError):
         return None
@@ -69,6 +70,7 @@ def append(path: Path, entry: LedgerEntry) -> None:
     text = "".join(
         json.dumps(asdict(e), ensure_ascii=False) + "\n" for e in (*read(path)[-(KEPT - 1) :], entry)
     )
+    # Rewritten whole, since the oldest lines go.
     staged = path.with_name(f".{path.name}.new")
     staged.write_text(text, encoding="utf-8")
     staged.replace(path)
@@ -79,6 +81,7 @@ def corrections(entries: Iterable[LedgerEntry], machine: str) -> tuple[float, fl
     newest = [entry for entry in entries if entry.machine == machine][-NEWEST_RUNS:]
     memory = _bounded([e.memory_ratio for e in newest if e.memory_ratio])
     speed = _bounded([e.speed_ratio for e in newest if e.speed_ratio])
+    # Speeds are tokens a second: their ratio is the inverse of the time's.
     return memory, 1 / speed
 
 

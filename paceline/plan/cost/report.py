@@ -95,6 +95,7 @@ def forecast(name: str, spec: SearchSpec, own: Candidate | None = None, reason: 
     ruled, steps = (
         escalated(spec, candidates) if own is None else (own if reason else None, [reason] if reason else [])
     )
+    # The chosen layout may be the config's own, which the search did not list.
     rows = tuple(chosen if chosen and c.strategy == chosen.strategy else c for c in best_of_each(candidates))
     return Forecast(
         name,

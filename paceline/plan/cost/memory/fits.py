@@ -86,12 +86,14 @@ def room_of(plan: Plan, hardware: Hardware) -> MemoryNeeded | None:
         kept = _built(plan, states[index], on_cpu, gradients or (trained and not on_cpu and _buffers(plan)))
         held = _model_bytes(plan, shape, adapter, kept, start, on_cpu, trained)
         if start.flattens and trained and plan.adapter is None:
+            # While it is made flat, old and new weights exist side by side.
             held = _with_passing(held, 2 * (states[index].parameters - master_bytes(plan)), on_cpu)
         if gradients and not on_cpu:  # a host's pages of zeros take no room
             held = _with_passing(held, _built(plan, states[index], on_cpu, True, times=2).card, on_cpu)
         roles.append(held)
     first = replace(start, on_card=False) if on_cpu else start
     interpreter = INTERPRETER + (PEFT if plan.adapter is not None else 0)
+    # Pages of a mapped file are shared by the node's processes: counted once.
     common = sum(role.mapped for role in roles)
     return MemoryNeeded(
         start_card=0 if on_cpu else round(card_peak(first, roles)),
@@ -118,6 +120,7 @@ def bytes_by_device(plan: Plan, states: ModelStates, on_cpu: bool = False) -> St
     """Return ``states`` by location: offloaded ones in host memory or on NVMe. On a CPU ``card`` is 0."""
     masters, (optimizer, weights) = master_bytes(plan), plan.engine.places
     where = {"none": 0, "cpu": 0, "nvme": 0}
+    # DeepSpeed keeps masters and gradients where the optimizer steps.
     where[optimizer] += states.optimizer + states.counters + states.gradients + masters
     where[weights] += states.parameters - masters
     card, host, disk = where["none"], where["cpu"], where["nvme"]
@@ -161,16 +164,19 @@ def _model_bytes(
     # Trained biases are not counted: at least this is needed.
     listed = adapter and replace(adapter, bias="none")
     pieces = pieces_of(shape, listed, size, freezing=Freezing.of(plan) if trained else ALL_TRAINED) or ()
+    # One byte an element marks a quantized piece; no other dtype here has that size.
     packed = [p.numel for p in pieces if p.size == 1]
     scales = scale_bytes(shape, listed)
     model_bytes = float(sum(p.numel * p.size for p in pieces) + scales)
     from_files = mapped(shape) and not decomposes(adapter)
+    # Weights that change must be private; frozen ones may stay pages of the file.
     may_stay = on_cpu and start.arrives and from_files and not (trained and adapter is None)
     stays = [may_stay and _as_stored(plan, shape, piece, trained) for piece in pieces]
     pages = float(sum(p.numel for p in compress(pieces, stays)) * SIZES[shape.stored or "float32"])
     # The last layer to be packed lies whole beside the others, before embeddings and norms come. Of parts
     # each rank keeps its own at once, in the model's order: what comes after that layer is not there yet.
     largest_packed = max(packed, default=0)
+    # bitsandbytes packs two weights a byte: ``numel`` counts bytes, so twice as many weights.
     scratch = (PACKING if on_cpu else 1) * 2 * largest_packed * size
     there = kept.host - pages if on_cpu else kept.card
     if start.parts:
@@ -278,6 +284,7 @@ def rows_problems(plan: Plan, hardware: Hardware) -> list[Diagnostic]:
     if plan.shape is None:
         return []
     rows = plan.batch.micro_batch / plan.mesh.pp
+    # Shares of a sequence under cp and tp: a lower bound, which alone justifies a refusal.
     tokens = rows * (plan.seq_len if plan.packing else 1) / (plan.mesh.cp * plan.mesh.tp)
     need, cpu = round(tokens * (8 + 2 * plan.shape.hidden_size)), hardware.device == "cpu"
     need *= plan.ranks_per_node if cpu else 1
@@ -387,6 +394,7 @@ def bytes_a_node(plan: Plan, start: LoadingSpec) -> int:
         return file_bytes
     mesh, processes = plan.mesh, plan.ranks_per_node
     layout = strategy_spec(plan.strategy).layout(mesh, plan.engine)
+    # Below stage 3 each rank holds, and so reads, whole weights.
     cut = mesh.dp_shard * mesh.cp if layout is not None and layout.zero == _CUTS_WEIGHTS else 1
     return round(file_bytes * min(1.0, processes / (cut * mesh.tp * mesh.pp)))
 

@@ -136,6 +136,7 @@ def memory_of(plan: Plan, hardware: Hardware) -> Memory:
     ranks: Sequence[int] = range(plan.world_size)
     if plan.world_size > MANY_RANKS:
         a_stage = plan.world_size // plan.mesh.pp
+        # Ranks of a stage differ by padding only: its first and last are the extremes.
         ranks = [stage * a_stage + offset for stage in range(plan.mesh.pp) for offset in (0, a_stage - 1)]
     states = [state for state in (model_states(planned, rank) for rank in ranks) if state is not None]
     if plan.models:
@@ -281,6 +282,7 @@ class OptimizerStates:
             return None
         return replace(
             self,
+            # torch's optimizers make moments in the weights' dtype; packages and factored ones keep fp32.
             moments=self.moments / 2
             if (row is None or (not row.package and not row.factored))
             else self.moments,
