@@ -88,6 +88,7 @@ def end_all(leaders: Iterable[int], mark: str) -> None:
         time.sleep(0.05)
     for pid in leaders:
         send_group(pid, signal.SIGKILL)
+    # Looked up again: processes may have been started meanwhile.
     for pid in marked(mark):
         send(pid, signal.SIGKILL)
 
@@ -112,6 +113,7 @@ def own_bytes(pid: int) -> int:
         lines = (PROC / str(pid) / "smaps_rollup").read_text("ascii").splitlines()
     except OSError:
         return 0
+    # Private pages, clean and dirty, which smaps_rollup gives in KiB.
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 

@@ -113,10 +113,12 @@ class _DocumentSums(Function):
     @staticmethod
     def backward(ctx: _SumsContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         document, *logits = ctx.saved_tensors
+        # [tokens, E]: each token gets its document's gradient.
         d_p = grad[1].index_select(0, document)
         grads = []
         for layer in logits:
             p = _softmax(layer)
+            # The softmax's backward; the choices have no gradient.
             grads.append((p * (d_p - (p * d_p).sum(-1, keepdim=True))).to(layer.dtype))
         return None, None, None, *grads
 
@@ -188,4 +190,5 @@ class RouterLoad:
         if self._counts is None:
             self._counts = torch.zeros(len(self._layers), experts, dtype=torch.int64, device=chosen.device)
         weights = self._real[:, None].expand(chosen.shape).reshape(-1)
+        # Fillers add 0 instead of being left out: shapes stay those of the batch.
         self._counts[index].scatter_add_(0, chosen.reshape(-1), weights)

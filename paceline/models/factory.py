@@ -210,6 +210,7 @@ class HFModelFactory:
         """
         for module in () if self.dropout else hf.modules():
             if isinstance(module, nn.Dropout):
+                # On the layers and not in the config, which is saved with the weights.
                 module.p = 0.0
         if self.freeze_router:
             freeze_routers(hf)
@@ -271,6 +272,7 @@ class HFModelFactory:
                 if tensor.dim() < 2 and tensor.is_floating_point():  # norms are probed too, and stay fp32
                     tensor.data = tensor.data.to(self.master_dtype)
             self.swap_kernels(hf, options)
+            # After the swap, as ``low_alone`` looks at the classes that compute.
             kept = low_alone(text_model(hf).base_model, head_of(hf), self.compute_dtype, device)
             kept |= {id(p) for _, p in vision_parameters(hf) if not p.requires_grad and p.dim() > 1}
             move_tensor_by_tensor(hf, device, self.master_dtype, kept, self.compute_dtype)

@@ -28,6 +28,7 @@ def multiply_adds(
     config = root.hf.config.get_text_config()
     scores = {id(part.score) for part in root.parts if getattr(part, "score", None) is not None}
     heads = {id(head) for part in root.parts if (head := part.get_output_embeddings()) is not None}
+    # The head is applied at labelled positions only.
     labelled = int((batch.labels != IGNORE_INDEX).sum())
     lengths = document_lengths(batch)
     counts = dict[nn.Module, float]()
@@ -45,6 +46,7 @@ def attention_products(root: RootModule, batch: Batch, sequence_ranks: int = 1) 
     """Return the multiply-adds of queries with keys and of weights with values, by attention module."""
     config = root.hf.config.get_text_config()
     width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    # Two products of n × n × width a document: scores, and weights times values.
     squares = 2 * sum(n * n for n in document_lengths(batch))
     count = squares * config.num_attention_heads * width // sequence_ranks
     return {module: count for part in root.parts for module in attention_modules(part)}
@@ -60,11 +62,13 @@ def _weights(module: nn.Module, config: PretrainedConfig) -> float:
         return torch.Size(packed.shape).numel()
     total = 0.0
     for parameter in module.parameters(recurse=False):
+        # Under ZeRO-3 the parameter itself is empty between its gathers.
         shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
         count = torch.Size(shape).numel()
         if len(shape) == 2:
             total += count
         elif len(shape) == 3:
+            # Stacked experts [experts, in, out]: a token is multiplied with few of them.
             total += count * int(getattr(config, "num_experts_per_tok", None) or shape[0]) / shape[0]
     return round(total)
 

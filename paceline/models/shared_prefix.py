@@ -50,6 +50,7 @@ class SharedPrompts:
                 copies.append((start, owner, shared))
             else:
                 owner = kept
+            # The shared prompt is the owner's tokens; the document's own follow among the kept ones.
             expand += [*range(owner, owner + shared), *range(kept, kept + end - start - shared)]
             keep += range(start + shared, end)
             kept += end - start - shared

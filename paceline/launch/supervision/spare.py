@@ -85,6 +85,7 @@ class Spare:
 
     def __init__(self, environ: Mapping[str, str], modules: Sequence[str], output: int | None) -> None:
         self._link, theirs = socket.socketpair()
+        # A rank's place comes with each fork; the spare itself has none.
         variables = {name: value for name, value in environ.items() if name not in _PLACE}
         with theirs:
             self._process = subprocess.Popen(
@@ -126,6 +127,7 @@ class Spare:
         streams = [1, 2] if self._output is None else [self._output] * 2
         prctl = ctypes.CDLL(None).prctl
         self._link.settimeout(_ANSWER_SECONDS)
+        # Orphans of descendants then become this process's children, so only while the fork is made.
         prctl(_SUBREAPER, 1, 0, 0, 0)
         try:
             self._send(request, streams)
@@ -138,6 +140,7 @@ class Spare:
 
     def _send(self, message: Sequence[Json], streams: Sequence[int]) -> None:
         data = json.dumps(message).encode()
+        # The length first, with the descriptors beside it (SCM_RIGHTS).
         socket.send_fds(self._link, [len(data).to_bytes(LENGTH, "big")], streams)
         self._link.sendall(data)
 
@@ -181,6 +184,7 @@ class Spares:
         spare = self._spare
         if spare is None or spec.rank is None or spec.argv[1:3] != ("-m", WORKER_MODULE):
             return None
+        # Waiting costs less than importing anew, up to a point.
         if not spare.ready(_IMPORT_SECONDS):
             self.close()
             return None

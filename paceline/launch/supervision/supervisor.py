@@ -183,6 +183,7 @@ class _Supervisor:
                 self._hear()
                 return self._end(self._answer())
             finally:
+                # Whatever ended the loop, nothing stays behind, detached processes included (``MARK``).
                 alive = [child.pid for child in self._children if child.process.poll() is None]
                 processes.end_all(alive, self._mark)
                 for child in self._children:
@@ -196,6 +197,7 @@ class _Supervisor:
         ours = {**self._environ, **self._server.environ()}
         for spec in self._specs:
             environ = {**ours, **spec.env_additions, processes.MARK: self._mark}
+            # A fork of the spare, where there is one, has its imports already.
             process: Process | None = self._spares.fork(spec, environ)
             try:
                 process = process or subprocess.Popen(
@@ -230,6 +232,7 @@ class _Supervisor:
                 continue
             if worker.finding is not None and worker.code is not None and worker.code not in ECHOES:
                 self._fails(Failure(rank, worker.code, now, worker.finding))
+            # Closed without a word, and not because we told it to leave.
             elif worker.gone and worker.code is None and self._behind_agent and not worker.notified:
                 gone = codes.LAUNCH_RANK_GONE(f"rank {rank}", rank=rank)
                 self._fails(Failure(rank, -signal.SIGKILL, now, gone))
@@ -253,6 +256,7 @@ class _Supervisor:
         announced = None if worker is None else worker.code
         in_order = announced in (*CALM, ExitCode.CLOSING) and rank not in self._failures
         if code < 0 and announced is not None and in_order:
+            # Killed after it announced its end: the result is durable, only the leaving failed.
             child.code = announced if -code == signal.SIGTERM else int(ExitCode.CLOSING)
             return
         left = code >= 0 and rank is not None and announced is None and self._expects_word(rank, code)
@@ -351,6 +355,7 @@ class _Supervisor:
                 processes.send_group(child.pid, signal.SIGKILL)
             elif waited > PEER_SECONDS:
                 if STACKS is not None and not child.ended and child.spec.rank in self._server.workers:
+                    # Before SIGTERM: its log then shows where it hung.
                     processes.send(child.pid, STACKS)
                 child.ended = True
                 self._stop(child.pid)

@@ -217,6 +217,7 @@ class WorkerServer:
             if not (worker.rank == AGENT or worker.notified or worker.gone or worker.finding is not None):
                 worker.notified = True
                 with suppress(OSError):  # it has exited meanwhile
+                    # The link does not block: a worker that reads nothing must not hold the launcher.
                     link.send(encoded(message.to_json()))
 
     def close(self) -> None:
@@ -239,6 +240,7 @@ class WorkerServer:
         except OSError:
             block = b""
         *lines, rest = (self._unread[link] + block).split(b"\n")
+        # Bounded: a peer that never ends a line must not fill the memory.
         self._unread[link] = rest[:MESSAGE_BYTES]
         for message in decoded(lines):
             with suppress(KeyError, TypeError, ValueError):  # not our protocol
@@ -295,5 +297,6 @@ def is_own(link: socket.socket) -> bool:
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     size = struct.calcsize("3I")
+    # struct ucred: pid, uid, gid.
     _, uid, _ = struct.unpack("3I", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return uid in (os.geteuid(), 0)

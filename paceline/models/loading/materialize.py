@@ -77,6 +77,7 @@ def build_on_meta(
     root = build(replace(options, device=torch.device("meta")))
     if root.slices is None and quantization_of(root) is not None:
         return build(replace(options, packs=False)), None
+    # Rank 0 alone decides by real weights; the others copy its decisions.
     source = build(replace(options, by_slices=True)) if world.is_main else None
     copy_decisions(root, source, world)
     return root, source
@@ -205,6 +206,7 @@ def fill(
     )
     mine: dict[str, list[Tensor]] = {}
     for name, tensor in tensors_of(root) if tensors is None else tensors:
+        # A list: a pipeline rank may hold a tied weight twice under one name.
         mine.setdefault(name, []).append(tensor)
     new: dict[int, Tensor] = {}
     # Rank 0 has the list; all ranks broadcast the tensors in its order.
@@ -216,6 +218,7 @@ def fill(
             continue
         full = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=world.device)
         if real is not None:
+            # ``pop``: rank 0's host copy is freed once it is sent.
             full.copy_(real.pop(name))
         dist.broadcast(full, 0)
         for target in mine.get(name, ()):
@@ -263,8 +266,10 @@ def own_part(target: Tensor, read: Read, device: torch.device) -> Tensor:
     shape, offsets = compute_local_shape_and_global_offset(
         target.shape, target.device_mesh, target.placements
     )
+    # A dim smaller than the group leaves this rank an empty shard.
     block = read(offsets, shape) if math.prod(shape) else torch.empty(shape)
     local = block.to(device=device, dtype=target.dtype, copy=True).contiguous()
+    # By the target's own spec: ``from_local`` would take uneven shards for even ones.
     shared = DTensor(local, target._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return nn.Parameter(shared, target.requires_grad)
 
@@ -317,6 +322,7 @@ def draw(hf: HFModel, names: Iterable[str], seed: int) -> None:
         hf.get_submodule(path).to_empty(device="cpu", recurse=False)
     for name, parameter in hf.named_parameters():  # Transformers' own mark: it leaves such parameters alone
         parameter._is_hf_initialized = name.rpartition(".")[0] not in drawn  # type: ignore[attr-defined]
+    # The seed is for these weights alone: the run's own generator stays as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for path, module in _inside_out(hf):  # a module around a drawn one may draw it otherwise

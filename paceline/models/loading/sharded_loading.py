@@ -51,6 +51,7 @@ def new_rows(columns: Columns, rows: int, width: int, generator: torch.Generator
     """Return ``rows`` further rows [rows, width], fp32, of a weight whose old ones ``columns`` returns. The
     same bits however these are read.
     """
+    # Drawn whole, so that the bits do not depend on how many columns are read at a time.
     noise = torch.randn(rows, width, generator=generator)
     for first in range(0, width, _COLUMNS):
         old = columns(first, min(_COLUMNS, width - first)).float().contiguous()
@@ -62,6 +63,7 @@ def new_rows(columns: Columns, rows: int, width: int, generator: torch.Generator
 def resize_embeddings(hf: HFModel, rows: int, seed: int) -> None:
     """Grow or shrink the embedding (and the head) of a model on the CPU to ``rows``, in place."""
     old = hf.get_input_embeddings().weight.shape[0]
+    # Without Transformers' own rule for new rows: ours are written below.
     hf.resize_token_embeddings(rows, mean_resizing=False)
     if rows <= old:
         return

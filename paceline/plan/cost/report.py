@@ -374,10 +374,12 @@ def outlook(candidate: Candidate, spec: SearchSpec) -> RunForecast:
     host, disk = host_bytes(work), 0.0
     if nvme and host:
         s, offloaded = work.storage, work.storage.optimizer * work.offloaded
+        # The optimizer's part of the host's bytes, by bytes a parameter.
         optimizer = host * offloaded / (offloaded + (s.weight + s.gradient if work.offload == "all" else 0.0))
         disk = optimizer * ("optimizer" in nvme) + (host - optimizer) * ("parameters" in nvme)
     return RunForecast(
         steps=steps,
+        # A step is predicted for full rows; shorter ones take their share of it.
         seconds=steps * candidate.step * (spec.row_tokens / spec.seq_len if spec.row_tokens else 1.0),
         checkpoint_bytes=round(each),
         kept=spec.kept,

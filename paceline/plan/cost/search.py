@@ -70,6 +70,7 @@ class SearchSpec:
     def __post_init__(self) -> None:
         if not self.rows:
             cards = self.cluster.cards
+            # About 128 rows, at least two a card, the same number for each.
             object.__setattr__(self, "rows", max(-(-128 // cards), 2) * cards)
 
 
@@ -181,6 +182,7 @@ def fastest(candidates: list[Candidate]) -> Candidate | None:
 def ranked(candidates: list[Candidate]) -> list[Candidate]:
     """Return the candidates that fit, fastest first; near-equal ones: replicated first, then small."""
     fitting = sorted((c for c in candidates if c.safe), key=_rank, reverse=True)
+    # A prediction does not tell layouts within 1 % apart, so simplicity decides.
     tied = [c for c in fitting if c.step <= fitting[0].step * (1 + TIE)]
     return [*sorted(tied, key=lambda c: (not c.layout.whole_copies, c.bytes)), *fitting[len(tied) :]]
 
@@ -188,6 +190,7 @@ def ranked(candidates: list[Candidate]) -> list[Candidate]:
 def _rank(candidate: Candidate) -> tuple[bool, float, float]:
     """Sort key: fitting layouts by speed, then less memory; after them the others by memory."""
     if candidate.safe:
+        # Rounded, so that equal speeds are equal whatever the order of their terms.
         return True, round(candidate.work.step_tokens / candidate.step, 3), -candidate.bytes
     return False, -candidate.bytes if not candidate.impossible else float("-inf"), 0.0
 

@@ -95,6 +95,7 @@ def compare(plan: Plan, candidate: Candidate, measured: Simulation) -> list[Comp
     if gathered := measured.get("gathered"):
         rows.append(Compared("gathered for the backward", gathered, _gathered(plan, candidate)))
     if "states" in measured and plan.mesh.pp == 1:
+        # A simulation has neither an allocator nor a device context.
         live = peak.total - peak.fragments - peak.overhead
         rows.append(Compared("live tensors at the peak", measured.get("peak"), live))
     closed = strategy_spec(plan.strategy).collectives(plan)
