@@ -122,6 +122,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
         hint = "name a class that inherits from paceline.extend:Algorithm (or SFT)"
         what = f"the implementation of '{name}' is not an algorithm"
         raise ConfigError(codes.ALGORITHM_NOT_AN_ALGORITHM(what, "training.algorithm", repr(cls), hint))
+    # A method under its old name would otherwise never be called, without a word.
     renamed = {old: new for old, new in _RENAMED.items() if any(old in vars(base) for base in cls.__mro__)}
     if renamed:
         what = f"the implementation of '{name}' defines names that training no longer uses"
@@ -155,6 +156,7 @@ class WithBalanceLoss:
 
     def required_outputs(self, role: Role, *, training: bool) -> frozenset[Output]:
         outputs = self._inner.required_outputs(role, training=training)
+        # Evaluation reports the loss of the task alone.
         return outputs | {Output.ROUTER} if training and role == self._inner.trains[0] else outputs
 
     def weights(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -167,6 +169,7 @@ class WithBalanceLoss:
             return losses
         weights = self._weights(batch).to(sums.dtype)
         if self._how.scope != DOCUMENT:
+            # One "document" of all real ones of the micro-batch: [2, 1, E].
             sums = (sums * (batch.document_ids >= 0).to(sums.dtype)[:, None]).sum(1, keepdim=True)
         return {**losses, TERM: self._how.coefficient * (balance(sums) * weights).sum()}
 
@@ -178,6 +181,7 @@ class WithBalanceLoss:
         if self._inner.counts_documents:
             return real.long()
         labels = torch.zeros(batch.labels.numel() + 1, dtype=torch.int64, device=batch.labels.device)
+        # Shifted by one, so that the running sum at a boundary counts the labels before it.
         labels[1:].index_fill_(0, batch.label_places(), 1)
         total, bounds = labels.cumsum(0), batch.boundaries()
         return (total[bounds[1:]] - total[bounds[:-1]]) * real
@@ -188,5 +192,6 @@ def balance(sums: Tensor) -> Tensor:
     Transformers' ``load_balancing_loss_func``; 0 where there is no token.
     """
     choices, probabilities = sums
+    # The probabilities of a token add up to 1 in each layer, so their sum counts them.
     tokens = probabilities.detach().sum(-1, keepdim=True).round().clamp(min=1)  # of all layers
     return sums.shape[-1] * ((choices / tokens) * (probabilities / tokens)).sum(-1)

@@ -29,6 +29,7 @@ def generalised_advantages(
     """
     rewards, values = rewards.detach(), values.detach()
     same = torch.zeros_like(segments, dtype=torch.bool)
+    # False at the last token of each answer: V after the end is 0.
     same[:-1] = segments[1:] == segments[:-1]
     following = torch.zeros_like(values)
     following[:-1] = values[1:]
@@ -49,6 +50,7 @@ def _padded(flat: Tensor, segments: Tensor) -> tuple[Tensor, tuple[Tensor, Tenso
         return flat.new_zeros(0, 0), (segments, segments)
     counts = torch.bincount(segments)
     starts = counts.cumsum(0) - counts
+    # The place of each token within its answer.
     column = torch.arange(len(segments), device=segments.device) - starts[segments]
     table = flat.new_zeros(len(counts), int(counts.max()))
     table[segments, column] = flat
@@ -58,6 +60,7 @@ def _padded(flat: Tensor, segments: Tensor) -> tuple[Tensor, tuple[Tensor, Tenso
 def moments(values: Tensor) -> Tensor:
     """Return float64 [3]: count, sum and sum of squares; their sum over ranks is ``total`` of ``whiten``."""
     wide = widened(values.detach())
+    # Sums alone: these add up over ranks, as mean and variance do not.
     return torch.stack([wide.new_tensor(float(wide.numel())), wide.sum(), wide.square().sum()])
 
 
@@ -77,6 +80,7 @@ def whiten(values: Tensor, total: Tensor, *, shift_mean: bool = True) -> Tensor:
 
 def whitened(values: Sequence[Tensor], total: Sum, *, shift_mean: bool = True) -> list[Tensor]:
     """Whiten this rank's tensors with the moments of all tensors on all ranks. Collective."""
+    # One collective for all tensors.
     sums = torch.stack([moments(each) for each in values]).sum(0)
     totals = torch.tensor(total(sums.tolist()), dtype=torch.float64)
     return [whiten(each, totals, shift_mean=shift_mean) for each in values]
@@ -101,6 +105,7 @@ def group_advantages(rewards: Tensor, groups: Tensor, *, scale: str = "group") -
         return values.new_zeros(size).index_add_(0, groups, values)
 
     count = total(judged.to(rewards.dtype))
+    # A group without a scored answer: 0 / 1.
     mean = total(filled) / count.clamp(min=1)
     centred = torch.where(judged, filled - mean[groups], 0.0)
     spread = (total(centred.square()) / (count - 1).clamp(min=1)).sqrt()
@@ -152,6 +157,7 @@ def token_rewards(
     if divergence is not None:
         rewards = rewards - coefficient * divergence.detach().to(rewards.dtype)
     last = torch.ones_like(segments, dtype=torch.bool)
+    # Answers are contiguous, so the last token is where the number changes.
     last[:-1] = segments[1:] != segments[:-1]
     rewards[last] += scores[segments[last]]
     return rewards

@@ -103,6 +103,7 @@ class LabelledTokens:
     @staticmethod
     def of(batch: Batch) -> LabelledTokens:
         """Build from the labels and document boundaries of ``batch``."""
+        # The first boundary, 0, is left out: a place before the next one is in document 0.
         segments = torch.searchsorted(batch.boundaries()[1:], batch.label_places(), right=True)
         return LabelledTokens(segments, document_labels(batch))
 
@@ -110,6 +111,7 @@ class LabelledTokens:
 def of_answers(values: Tensor, where: LabelledTokens) -> Tensor:
     """Return [D]: the value that the tokens of an answer share (``values`` [L]); 0 for one without tokens."""
     shared = values.new_zeros(len(where.lengths))
+    # Equal values at every token of an answer, so it does not matter which write is last.
     shared[where.segments] = values
     return shared
 
@@ -139,6 +141,7 @@ def field_or(batch: Batch, name: str, default: Tensor) -> Tensor:
 
 def with_tokens(batch: Batch, name: str, values: Tensor) -> Batch:
     """Return ``batch`` with the token field ``name``: ``values`` [L] at labelled positions, 0 elsewhere."""
+    # On the host, where the batches of a rollout wait for their step.
     spread = torch.zeros(batch.labels.shape, dtype=values.dtype)
     spread[batch.labels != IGNORE_INDEX] = values.detach().cpu()
     return replace(batch, tokens={**batch.tokens, name: spread})
@@ -149,5 +152,6 @@ def per_token(means: Mapping[str, float]) -> dict[str, float]:
 
     They are divided by ``tokens``, which has the same weight.
     """
+    # Mean tokens of an answer, if the term is weighted by answers.
     tokens = means.get("tokens", 0.0)
     return {name: value / tokens if tokens else 0.0 for name, value in means.items() if name != "tokens"}

@@ -71,6 +71,7 @@ class GRPO(OnPolicy):
         self.correction, self.correction_level = o.rollout_correction, o.rollout_correction_level
         self.cap = o.rollout_correction_cap
         self.set_passes(o.num_iterations, updates_per_pass)
+        # In a rollout's only step π_old is π itself, so its forward is saved.
         self.learns_kl, self.uses_old = bool(o.beta), self.updates_per_rollout > 1
         self.set_models(kl=bool(o.beta), reference=reference, reward_model=reward_model)
 

@@ -71,6 +71,7 @@ class ReinforcePlusPlus(OnPolicy):
         self.low, self.high = o.epsilon, o.epsilon if o.epsilon_high is None else o.epsilon_high
         self.masks_truncated = o.mask_truncated_completions
         self.set_passes(o.num_iterations, updates_per_pass)
+        # The KL in the reward is of π_old; that in the loss is of π.
         self.uses_old = self.updates_per_rollout > 1 or (bool(o.beta) and not self.in_loss)
         self.set_models(kl=bool(o.beta), reference=reference, reward_model=reward_model)
 
@@ -83,6 +84,7 @@ class ReinforcePlusPlus(OnPolicy):
         """
         if self.uses_group_baseline:
             return group_advantages(scores, groups, scale="none")
+        # An answer that was not scored has no tokens in the loss.
         numbers = torch.nan_to_num(scores, nan=0.0)
         return numbers, torch.zeros_like(numbers)
 
@@ -107,6 +109,7 @@ class ReinforcePlusPlus(OnPolicy):
             with_tokens(batch, "advantage", advantage.to(dtype))
             for batch, advantage in zip(flat, whitened(returns, answers.total), strict=True)
         )
+        # Without a KL in the reward its mean says nothing.
         if not self.beta or self.in_loss:
             del stats["kl_answer"]
         return regrouped(completed, batches), stats
@@ -173,6 +176,7 @@ def _statistics(
     tokens, first, second, count, kl = answers.total(
         [*own, float(has_loss), sum(float(each.sum()) for each in kls)]
     )
+    # A rollout may have no scored answer at all.
     over = max(tokens, 1.0)
     spread = max(0.0, second / over - (first / over) ** 2) ** 0.5
     return {"advantage": first / over, "advantage_std": spread, "kl_answer": kl / max(count, 1.0)}

@@ -61,6 +61,7 @@ class RLOO(OnPolicy):
         self.low, self.high = o.epsilon, o.epsilon if o.epsilon_high is None else o.epsilon_high
         self.masks_truncated = o.mask_truncated_completions
         self.set_passes(o.num_iterations, updates_per_pass)
+        # The KL in the reward is of π_old, also where a rollout is used once.
         self.uses_old = bool(o.beta) or self.updates_per_rollout > 1
         self.set_models(kl=bool(o.beta), reference=reference, reward_model=reward_model)
 
@@ -124,6 +125,7 @@ class RLOO(OnPolicy):
         """Return the clipped loss of each document [D]; it is 0 for one without labelled tokens."""
         old = field_or(batch, "old", logprobs.detach())
         advantages = of_answers(field_or(batch, "advantage", torch.zeros_like(old)), where)
+        # A product of ratios over tokens is a sum of logarithms.
         log_ratio = segment_sums(logprobs - old, where.segments, len(where.lengths))
         return clipped_surrogate(log_ratio, advantages, epsilon_low=self.low, epsilon_high=self.high)
 
@@ -137,6 +139,7 @@ class RLOO(OnPolicy):
             "entropy": outputs[Output.ENTROPY.value].detach(),
             "sampling_gap": (old - field_or(batch, "sampled", old)).abs(),
             "ratio": clipped.ratio[has_loss],
+            # A document without tokens has ratio 1, which is never clipped.
             "clip_low": clipped.low,
             "clip_high": clipped.high,
         }
@@ -156,6 +159,7 @@ def _normalised(advantages: Tensor, answers: RolloutAnswers) -> Tensor:
 
     The std has Bessel's correction. With fewer than two such answers the advantages are returned unchanged.
     """
+    # An answer alone in its group has advantage 0 by definition, which would narrow the std.
     group_size = torch.bincount(answers.groups[answers.is_scored], minlength=int(answers.groups.max()) + 1)
     compared = answers.is_scored & (group_size[answers.groups] > 1)
     comparable = advantages[compared]

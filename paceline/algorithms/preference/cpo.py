@@ -20,6 +20,7 @@ def simpo(gap: Tensor, beta: float, gamma: float, smoothing: float) -> Tensor:
     Meng et al. 2024 (SimPO, arXiv:2405.14734, eq. 6) at ε = 0. γ is the target margin between the rewards,
     which are β times means over |y| tokens.
     """
+    # β (Δ - γ / β) = β Δ - γ
     return sigmoid(gap - gamma / beta, beta, smoothing)
 
 
@@ -55,6 +56,7 @@ class CPO(PairPolicy):
 
     def rewards_and_logps(self, logps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         compared = self.compared(logps, batch)
+        # Without a reference the reward is the likelihood itself.
         return compared, compared
 
 

@@ -69,8 +69,10 @@ class KTO(WithReference):
 
     def losses(self, role: Role, outputs: Mapping[str, Tensor], batch: Batch) -> Mapping[str, Tensor]:
         logps = document_sums(outputs[Output.LOGPROBS.value], batch)
+        # h - z0, times β.
         gap = self.beta * (logps - self.reference_logps(logps, batch) - self._baseline(logps, batch))
         good = batch.extras[LABEL] > 0
+        # 1 - σ(x) = σ(-x)
         losses = torch.where(
             good, self.desirable * torch.sigmoid(-gap), self.undesirable * torch.sigmoid(gap)
         )

@@ -36,6 +36,7 @@ def log_odds(logps: Tensor) -> Tensor:
     near_one = logps > -log(2)
     small = torch.log(-torch.expm1(logps.clamp(min=-log(2))))
     large = torch.log1p(-torch.exp(logps.clamp(max=-log(2))))
+    # Both branches are finite everywhere by their clamps: a NaN in the other one would reach the gradient.
     return logps - torch.where(near_one, small, large)
 
 

@@ -32,12 +32,14 @@ def halves(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def sum_of(values: Tensor, real: Tensor) -> Tensor:
     """Return the scalar sum over entries that are ``real``; fillers stay in the graph with weight 0."""
+    # Not a product with 0, which keeps a filler's infinity as NaN.
     return torch.where(real, values, torch.zeros_like(values)).sum()
 
 
 def document_sums(values: Tensor, batch: Batch) -> Tensor:
     """Sum per-label values [L] into per-document sums [D], by the boundaries of a flat batch."""
     places, bounds = batch.label_places(), batch.boundaries()
+    # ``right``: a label at a document's first place is that document's.
     owner = torch.searchsorted(bounds, places, right=True) - 1
     return values.new_zeros(bounds.numel() - 1).index_add(0, owner, values)
 
@@ -47,6 +49,7 @@ def document_labels(batch: Batch) -> Tensor:
     labelled = (batch.labels.flatten() != IGNORE_INDEX).long()
     before = torch.nn.functional.pad(labelled.cumsum(0), (1, 0))
     bounds = batch.boundaries()
+    # Differences of running counts: no loop over documents.
     return before[bounds[1:]] - before[bounds[:-1]]
 
 
@@ -128,6 +131,7 @@ class PairPolicy(Algorithm):
         real = real_pairs(batch)
         if not self.alpha:
             return {TERM: real.sum()}
+        # Labelled tokens of the chosen answers alone.
         tokens = sum_of(halves(document_labels(batch))[0], real)
         return {TERM: real.sum(), SFT_TERM: real.sum() if self.mean_of_means else tokens}
 
@@ -149,6 +153,7 @@ class PairPolicy(Algorithm):
         values = (
             chosen,
             rejected,
+            # Equal rewards count as wrong.
             widened(chosen > rejected),
             chosen - rejected,
             chosen_logps,

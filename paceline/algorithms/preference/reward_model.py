@@ -84,6 +84,7 @@ class Reward(Algorithm):
             "reward_chosen": chosen,
             "reward_rejected": rejected,
             "reward_mean": (chosen + rejected) / 2,
+            # The std cannot be summed over batches, but its two moments can.
             "reward_square": (chosen.square() + rejected.square()) / 2,
         }
         sums = {name: sum_of(value, real) for name, value in values.items()} | calibration_sums(
@@ -95,7 +96,9 @@ class Reward(Algorithm):
         """Return the means, the std (from the mean of squares) and the calibration error (from its bins)."""
         plain = {name: value for name, value in means.items() if not name.startswith(f"{_PREFIX}/")}
         bins = calibration(means) if len(plain) < len(means) else {}
+        # E[r²] - E[r]²
         variance = plain.pop("reward_square") - plain["reward_mean"] ** 2
+        # Rounding may leave a negative variance.
         plain["reward_std"] = max(variance, 0.0) ** 0.5
         return plain | bins
 
@@ -109,6 +112,7 @@ def calibration_sums(gap: Tensor, real: Tensor) -> dict[str, Tensor]:
     confidence 0.5 + k / (2 BINS).
     """
     confidence = torch.sigmoid(widened(gap).abs())
+    # A confidence of exactly 1 belongs to the last bin.
     index = ((confidence - 0.5) * 2 * BINS).long().clamp_(max=BINS - 1)
     weight = widened(real)
     of_pairs = {"count": weight, "confidence": confidence * weight, "correct": widened(gap > 0) * weight}

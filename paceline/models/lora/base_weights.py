@@ -64,8 +64,10 @@ def remainder(weight: Tensor, init: str, rank: int, scale: float) -> Tensor:
     from peft import LoraConfig
     from peft.tuners.lora import Linear
 
+    # On meta: nn.Linear would first draw values for a weight that is replaced.
     base = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     base.weight = nn.Parameter(weight.to(torch.float32, copy=True), requires_grad=False)
+    # The scale is set below, so that rsLoRA and patterns need not be repeated here.
     layer = Linear(base, NAME, LoraConfig(r=rank, lora_alpha=1), r=rank, lora_alpha=1)
     layer.scaling[NAME] = scale
     getattr(layer, f"{init}_init")(*_GIVEN[init])
@@ -117,6 +119,7 @@ def merging(hf: HFModel, spec: AdapterSpec, trained: Collection[str]) -> dict[st
 
     ``trained``: plain names. Raises KeyError for one that the model does not have.
     """
+    # A tied weight gets its steps once, under the first of its names.
     names = {id(p): name for name, p in hf.named_parameters()}
     places = {name: names[id(p)] for name, p in hf.named_parameters(remove_duplicate=False)}
     steps: dict[str, list[Step]] = {}
@@ -163,6 +166,7 @@ def add_product(
     a, b = (trained[f"{module}.lora_{letter}.weight"].to(weight) for letter in "AB")
     some = max(1, PIECE_BYTES // max(1, a.shape[1] * a.element_size()))
     for first in range(0, b.shape[0], some):
+        # [some, in]
         delta = (b[first : first + some] @ a).mul_(factor)
         if transposed:
             weight[:, first : first + some].add_(delta.t())
@@ -192,6 +196,8 @@ def rotate_inputs(key: str, weight: Tensor, trained: Mapping[str, Tensor]) -> No
     q[:, rows, columns] = entries.to(q)
     q = q - q.mT
     square = q @ q
+    # (I + Q)(I - Q)⁻¹ = (I + Q)(I + Q + Q² + …) = I + 2 (Q + Q² + Q³) + Q⁴ + …: peft ends after Q⁴, with
+    # factor 1.
     turned = torch.eye(size).to(q) + 2 * (q + square + square @ q) + square @ square
     parts = weight.to(wide).view(weight.shape[0], blocks, size)
     weight.copy_(torch.einsum("orc,rkc->ork", parts, turned).reshape(weight.shape))

@@ -55,6 +55,7 @@ def route_adapters(hf: HFModel) -> int:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_forward)
+    # peft nests the wrappers, one a parameter; only the outermost of each nest is visited.
     inner = {id(m.base_layer) for m in hf.modules() if isinstance(m, ParamWrapper)}
     count = 0
     for name, outer in hf.named_modules():
@@ -99,9 +100,12 @@ def experts_forward(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Te
     layer = cast(FusedExperts, self)
     if layer._is_expert_parallel:
         return _of_some(self, hidden, chosen, weights)
+    # [T · k] choices, sorted by expert, and the place of each in the flat table.
     experts, order = torch.sort(chosen.reshape(-1))
+    # ends[e]: the end of expert e's rows, which the grouped product takes as int32.
     ends = torch.searchsorted(experts, torch.arange(layer.num_experts, device=experts.device), right=True)
     ends = ends.to(torch.int32)
+    # Row i of the flat table belongs to token i // k.
     states = hidden[order // chosen.shape[-1]]
     states = _linear(self, "gate_up_proj" if layer.has_gate else "up_proj", states, experts, ends)
     states = layer._apply_gate(states) if layer.has_gate else layer.act_fn(states)
@@ -110,6 +114,7 @@ def experts_forward(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Te
         states = layer.post_expert_norm(states)
     states = states * weights.reshape(-1)[order].unsqueeze(-1)
     back = torch.empty_like(order)
+    # The inverse permutation.
     back[order] = torch.arange(order.numel(), device=order.device)
     return states[back].view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
 
@@ -118,6 +123,7 @@ def _of_some(self: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor) -
     """One expert at a time, only for float64; adapters are not shared."""
     layer, out = cast(FusedExperts, self), torch.zeros_like(hidden)
     for expert in range(layer.num_experts):
+        # An index beyond the last expert matches none.
         token, choice = torch.where(chosen == expert)
         states = _one(self, "gate_up_proj" if layer.has_gate else "up_proj", hidden[token], expert)
         states = layer._apply_gate(states) if layer.has_gate else layer.act_fn(states)
@@ -169,6 +175,7 @@ def merge_experts(
     """Add the adapter ``adapted`` to the weight of its experts, an expert at a time."""
     a, b = (trained[f"{adapted}.lora_{letter}.weight"].to(weight) for letter in "AB")
     for expert, (one_a, one_b) in enumerate(zip(*factors_of(a, b, weight.shape[0]), strict=True)):
+        # [out, in]
         delta = (one_b @ one_a).mul_(factor)
         weight[expert].add_(delta.t() if transposed else delta)
 
@@ -190,6 +197,7 @@ def _linear(layer: nn.Module, name: str, x: Tensor, experts: Tensor, ends: Tenso
     out = _grouped(x, weight if cast(FusedExperts, layer).is_transposed else weight.transpose(-2, -1), ends)
     for a, b, factor in _active(layer, name):
         rank = a.shape[1]
+        # The rank is an inner dim of both products, whose rows must be aligned.
         missing = -rank % (_ALIGNED // x.element_size())  # zeros that change nothing
         down = pad(a.to(x.dtype), (0, 0, 0, missing)).transpose(-2, -1)
         up = pad(b.to(x.dtype), (0, missing)).transpose(-2, -1).contiguous()

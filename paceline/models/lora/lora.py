@@ -103,9 +103,11 @@ def add_adapter(
     whose adapters get values. The adapters depend on ``seed`` alone: equal on every rank and under every
     strategy. Raises ConfigError with a ``models.adapter_*`` code.
     """
+    # Before the adapters: they may change base weights (PiSSA), and files hold the unchanged ones.
     fingerprint = base_fingerprint(hf, slices)
     with shapes_standing_in(hf, on=slices is not None), standing_in(hf, dtype):
         config = _inject(hf, spec, seed)
+    # Only after the injection are there layers whose kind can be looked at.
     check_layers(hf, bool(spec.start))
     experts = route_adapters(hf) if spec.target_parameters else 0
     first = ""
@@ -116,7 +118,9 @@ def add_adapter(
     saved = train_in_full(hf, spec.modules_to_save)
     for parameter in hf.parameters():
         if parameter.requires_grad:
+            # In place of ``.to`` on modules, which would convert the frozen base too.
             parameter.data = parameter.data.to(dtype)
+    # Frozen, the new rows would keep their first values.
     learns_rows = all(p.requires_grad for p in hf.get_input_embeddings().parameters())
     if rows is not None and rows[1] > rows[0] and not learns_rows:
         raise ConfigError(
@@ -161,6 +165,7 @@ def switched_off(hf: HFModel) -> Iterator[None]:
     """
     layers = [module for module in hf.modules() if is_wrapped(module)]
     for layer in layers:
+        # What peft's layers look at in their forward.
         layer._disable_adapters = True
     try:
         yield
@@ -176,6 +181,7 @@ def base_fingerprint(hf: HFModel, slices: FolderSlices | None = None) -> str | N
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(hf.named_parameters()):
+        # Some values of each tensor tell two bases apart, and are read in no time.
         step = max(1, parameter.numel() // SAMPLED)
         if not parameter.is_meta:
             picked = parameter.detach().flatten()[::step][:SAMPLED].float().cpu().contiguous()
@@ -205,6 +211,7 @@ def load_adapter(hf: HFModel, folder: Path, trained: Mapping[str, str]) -> None:
             # The names and shapes must match exactly: peft itself would load a part without an error.
             keys = {stored_name(key): key for key in stored.keys()}  # noqa: SIM118 - it is no mapping
             shapes = {n: tuple(stored.get_slice(key).get_shape()) for n, key in keys.items()}
+            # A file may hold a tied weight under its other name as well.
             others = frozenset(map(text_name, ties(hf)))
             _compare(file, {n: tuple(p.shape) for n, p in places.items()}, shapes, others)
             for name, parameter in places.items():
@@ -236,6 +243,7 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig | OFTConfig
     whole = bool(parts_of(hf.config.model_type))
     taken = frozenset[str]() if spec.oft_block_size else named_as_experts(hf)
     listed = whole or taken or fused_experts(hf) or any("." in name for name in trunk_linears(hf))
+    # peft's own "all-linear" would do for a plain text model.
     if targets == ["all-linear"] and listed:
         # peft would take the experts' tensors for a layer of its own kind, a layer's number in a list for
         # all modules of that number, and a whole model's tower
@@ -299,6 +307,8 @@ def _inject(hf: HFModel, spec: AdapterSpec, seed: int) -> LoraConfig | OFTConfig
             inject_adapter_in_model(config, hf, adapter_name=NAME)
         except (ValueError, TypeError) as error:
             raise ConfigError(unfit_targets(spec, hf, str(error))) from error
+    # The modules trained in full were excluded from injection alone: peft wraps them by
+    # ``modules_to_save``.
     config.exclude_modules = excluded_modules(
         replace(spec, modules_to_save=()), beyond, beside
     )  # as files say it
