@@ -121,6 +121,7 @@ class GRPO(OnPolicy):
         }
         if self.beta:
             kl = divergence(logprobs, field_or(batch, "reference", logprobs.detach()), self.estimator)
+            # The ratio weights the KL, as tokens were drawn from π_old (DeepSeek-V3.2).
             loss = loss + self.beta * (kl * clipped.ratio if self.weighted_kl else kl)
             seen["kl"] = kl
         return loss, seen
@@ -129,6 +130,7 @@ class GRPO(OnPolicy):
         logprobs = outputs[Output.LOGPROBS.value].detach()
         _, seen = self._token_losses(logprobs, batch, LabelledTokens.of(batch))
         entropy = {"entropy": outputs[Output.ENTROPY.value].detach(), "tokens": torch.ones_like(logprobs)}
+        # All names on all ranks, whatever the options: metrics are summed over ranks by name.
         seen = {"kl": torch.zeros_like(logprobs), **seen, **entropy}
         return sums_of(seen, TERM)
 

@@ -45,6 +45,7 @@ def log_ratios(logprobs: Tensor, old: Tensor, segments: Tensor, lengths: Tensor,
     ratio = logprobs - old
     if level == "token":
         return ratio
+    # The mean of logarithms is that of the geometric mean of the ratios.
     mean = segment_sums(ratio, segments, len(lengths)) / lengths.clamp(min=1)
     return mean[segments]
 
@@ -67,6 +68,7 @@ def clipped_surrogate(
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     clipped = ratio.clamp(1.0 - epsilon_low, 1.0 + epsilon_high)
     loss = -torch.min(bounded * advantages, clipped * advantages)
+    # The clip acts only where min takes its branch: a better answer's ratio may be as small as it likes.
     low = (ratio < 1.0 - epsilon_low) & (advantages < 0)
     high = (ratio > 1.0 + epsilon_high) & (advantages > 0)
     return Clipped(loss, ratio, low, high)
@@ -82,6 +84,7 @@ def clipped_weight(log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, *, b
     ``high`` is true where the weight of a token with A > 0 was bounded; ``low`` is always false.
     """
     ratio = log_ratio.exp()
+    # The gradient flows through log π alone.
     loss = -ratio.detach().clamp(max=bound) * advantages * logprobs
     high = (ratio > bound) & (advantages > 0)
     return Clipped(loss, ratio, torch.zeros_like(high), high)
@@ -98,6 +101,7 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, *, clip: float | No
         return 0.5 * plain, torch.zeros_like(plain, dtype=torch.bool)
     near = torch.clamp(values, old - clip, old + clip)
     other = (near - returns).square()
+    # The larger of the two: pessimistic, as the policy's clip.
     return 0.5 * torch.max(plain, other), other > plain
 
 
@@ -139,6 +143,7 @@ def rollout_correction(
     """
     log_ratio = (old - rollout).detach()
     if level == "sequence":
+        # A product over the answer's tokens, unlike GSPO's mean.
         log_ratio = segment_sums(log_ratio, segments, num_answers)[segments]
     weight = log_ratio.exp()
     return weight.clamp(max=cap) if mode == "truncate" else torch.where(weight > cap, 0.0, weight)
@@ -181,6 +186,7 @@ class KlCoefficient:
         A non-finite measurement is ignored.
         """
         if self.target is not None and math.isfinite(measured):
+            # A proportional controller with a bounded error.
             error = min(0.2, max(-0.2, measured / self.target - 1.0))
             self.value *= 1.0 + error * num_samples / self.horizon
 

@@ -81,6 +81,7 @@ class PPO(OnPolicy):
     # --- a rollout
 
     def precomputed_fields(self) -> Sequence[PrecomputedField]:
+        # ``uses_old`` is always true here: advantages need values and the KL of the policy that answered.
         old, *reference = super().precomputed_fields()
         return [old, PrecomputedField("values", Role.VALUE, Output.VALUES), *reference]
 
@@ -88,6 +89,7 @@ class PPO(OnPolicy):
         """Return the clipped scores, less the penalty for truncated answers; ``finalize_rollout`` makes
         advantages of them.
         """
+        # Not scored: its tokens have no part in the loss.
         clipped = torch.nan_to_num(scores, nan=0.0)
         if self.score_clip is not None:
             clipped = clipped.clamp(-self.score_clip, self.score_clip)
@@ -161,6 +163,7 @@ class PPO(OnPolicy):
         sums = torch.zeros(8, dtype=torch.float64)
         for batch, where, kl, advantage, value in zip(batches, places, kls, advantages, returns, strict=True):
             last = torch.ones_like(where.segments, dtype=torch.bool)
+            # ``advantage`` still holds the score at each token; it counts once an answer.
             last[:-1] = where.segments[1:] != where.segments[:-1]
             score = widened(batch.at_labels("advantage"))[last].sum()
             expected = widened(batch.at_labels("values")).sum()
@@ -207,6 +210,7 @@ class PPO(OnPolicy):
         loss = clipped.loss + self.kl_coef * kl if self.in_loss else clipped.loss
         seen = {"kl": kl, "ratio": clipped.ratio, "clip_low": clipped.low, "clip_high": clipped.high}
         gap = (old - field_or(batch, "sampled", old)).abs()
+        # k2 of KL(π ‖ π_old): how far this rollout's steps have moved the policy.
         return loss, {**seen, "approx_kl": 0.5 * ratios.square(), "sampling_gap": gap}
 
     def _value_losses(self, values: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -230,6 +234,7 @@ class PPO(OnPolicy):
         shown = {name: means[name] for name in (*_POLICY, "value_loss", "value_clip")}
         if not self.uses_reference:
             del shown["kl"]
+        # Var(R - V)
         left = means["error_square"] - means["error"] ** 2
         variance = means["return_square"] - means["return"] ** 2
         return {**shown, "explained_variance": 1.0 - left / variance if variance > 0.0 else 0.0}

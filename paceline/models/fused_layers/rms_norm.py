@@ -113,6 +113,7 @@ class TritonRmsNorm(Function):
         x, weight, rstd = ctx.saved_tensors
         programs = launch.norm_programs(rstd.shape[0], x.shape[-1], processors(x.device))
         grad_x, partial = operators.rms_norm_backward(grad, x, weight, rstd, ctx.offset, programs)
+        # [programs, H]: no atomics, so the order of the sum, and its bits, are fixed.
         grad_weight = partial.sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, None, None
 
@@ -158,6 +159,7 @@ def fuse_norms(model: nn.Module, stand_in: bool = False) -> int:
     for module in model.modules():
         kind, eps = type(module), _eps(module)
         # Only a plain weight and one input; one probe per class, eps and width.
+        # The name only selects; the probe decides.
         if "RMSNorm" not in kind.__name__ or isinstance(module, FusedRMSNorm) or eps is None:
             continue
         weight = module._parameters.get("weight")

@@ -94,6 +94,7 @@ class SwiGlu(Function):
         need_x, need_gate, need_up, need_down = ctx.needs_input_grad[:4]
         g = grad.flatten(0, -2).to(product)
         rows = x.flatten(0, -2).to(product)
+        # dLoss/d(acted); the elementwise pass turns it into dLoss/d(up) in place.
         d_up = g.mm(down_copy.to(product))
         if ctx.tanh is None:
             acted, d_gate = torch.empty_like(d_up), torch.empty_like(d_up)
@@ -102,6 +103,7 @@ class SwiGlu(Function):
             acted, d_gate = operators.gated_backward(gate, up, d_up, ctx.tanh)
         wanted = ctx.wanted
         grad_down = weight_gradient(g, acted, wanted[2]) if need_down else None
+        # Freed before the gradient of x is made, which is the peak.
         del acted
         grad_x = None
         if need_x:
@@ -112,6 +114,7 @@ class SwiGlu(Function):
 
 
 def _blocks(gate: Tensor) -> list[slice]:
+    # A device does all rows at once: its kernels have no use for blocks.
     step = max(1, BLOCK_ELEMENTS // gate.shape[1]) if gate.device.type == "cpu" else max(1, gate.shape[0])
     return [slice(i, min(i + step, gate.shape[0])) for i in range(0, gate.shape[0], step)]
 
@@ -189,6 +192,7 @@ def fuse_mlps(model: nn.Module, stand_in: bool = False) -> int:
 
 def _looks_gated(module: nn.Module) -> TypeGuard[GatedMlp]:
     parts = [module._modules.get(name) for name in ("gate_proj", "up_proj", "down_proj")]
+    # The exact type: a subclass (an adapter, a quantized layer) computes something else.
     plain = all(type(p) in (nn.Linear, ComputeLinear) and p.bias is None for p in parts if p is not None)
     no_more = not module._parameters and not module._forward_hooks and not module._forward_pre_hooks
     return plain and no_more and all(p is not None for p in parts)

@@ -15,6 +15,7 @@ LEAST: tl.constexpr = tl.constexpr(-1e38)  # below any logit; finite, so that di
 @triton.jit
 def rms_norm(x, weight, y, rstd, rows, width, eps, offset, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """y [rows, width] = x · rstd · (offset + weight); rstd [rows] fp32."""
+    # [ROWS, 1] and [1, WIDTH], which broadcast to the tile.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
     inside = (row < rows) & (column < width)
@@ -34,6 +35,7 @@ def rms_norm_backward(
     column = tl.arange(0, WIDTH)[None, :]
     gain = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32) + offset
     total = tl.zeros([ROWS, WIDTH], tl.float32)
+    # Strided: the number of programs, hence of partial sums, does not grow with the rows.
     for block in range(program, tl.cdiv(rows, ROWS), tl.num_programs(0)):
         row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         inside = (row < rows) & (column < width)
@@ -44,6 +46,7 @@ def rms_norm_backward(
         total += given * normed
         given *= gain
         mean = tl.sum(given * normed, 1)[:, None] / width
+        # With n = x · r and g = grad · gain: dx = r · (g - n · mean(g · n)).
         tl.store(grad_x + at, ((given - normed * mean) * inverse).to(grad_x.dtype.element_ty), mask=inside)
     summed = tl.sum(total, 0)[None, :]
     tl.store(partial + program.to(tl.int64) * width + column, summed, mask=column < width)
@@ -53,7 +56,9 @@ def rms_norm_backward(
 def _activation(value, TANH: tl.constexpr):
     """act(v) = v · σ(u): return σ(u) and v · du/dv, where u = v (SiLU) or 2·√(2/π)·(v + 0.044715·v³)."""
     if TANH:
+        # 2·√(2/π), as (1 + tanh(z)) / 2 = σ(2z).
         inner = 1.5957691216057308 * value * (1.0 + 0.044715 * value * value)
+        # 0.134145 = 3 · 0.044715
         moved = 1.5957691216057308 * value * (1.0 + 0.134145 * value * value)
     else:
         inner = value
@@ -88,6 +93,7 @@ def gated_backward(gate, up, grad, acted, grad_gate, size, TANH: tl.constexpr, B
     active = g * share
     rounded = active.to(acted.dtype.element_ty).to(tl.float32)
     tl.store(acted + at, (rounded * u).to(acted.dtype.element_ty), mask=inside)
+    # d (v · σ(u)) / dv = σ + v · σ · (1 - σ) · du/dv
     derivative = share * (1.0 + moved * (1.0 - share))
     tl.store(grad_gate + at, (d * u * derivative).to(grad_gate.dtype.element_ty), mask=inside)
     tl.store(grad + at, (d * active).to(grad.dtype.element_ty), mask=inside)
@@ -104,6 +110,7 @@ def _turned(
         source = x + token * by_token + head * by_head + dim
         a = tl.load(source, mask=inside, other=0.0).to(tl.float32)
         b = tl.load(source + half, mask=inside, other=0.0).to(tl.float32)
+        # The output is contiguous, whatever the strides of the input.
         target = out + (token * heads + head) * (2 * half) + dim
         tl.store(target, (a * cosine - b * sine).to(out.dtype.element_ty), mask=inside)
         tl.store(target + half, (b * cosine + a * sine).to(out.dtype.element_ty), mask=inside)
@@ -133,6 +140,7 @@ def rotary(
     dim = tl.arange(0, HALF)[None, :]
     at = token * (2 * half) + dim
     cosine = tl.load(cos + at, mask=dim < half, other=0.0).to(tl.float32)
+    # -1 turns back, which is the backward.
     sine = tl.load(sin + at, mask=dim < half, other=0.0).to(tl.float32) * direction
     _turned(
         query, query_out, cosine, sine, token, query_heads, query_by_token, query_by_head, half, HEADS, HALF
@@ -159,6 +167,7 @@ def nll_gradient(raw, label, nll, best, columns, scale, softcap, CAPPED: tl.cons
     row = tl.program_id(0).to(tl.int64)
     raw += row * columns
     target = tl.load(label + row)
+    # Read first: the row is overwritten below.
     wanted = _logit(tl.load(raw + target), scale, softcap, CAPPED)
     lane = tl.arange(0, BLOCK)
     top = tl.full([BLOCK], LEAST, tl.float32)
@@ -167,9 +176,12 @@ def nll_gradient(raw, label, nll, best, columns, scale, softcap, CAPPED: tl.cons
     for start in range(0, columns, BLOCK):
         column = start + lane
         given = tl.load(raw + column, mask=column < columns, other=0.0)
+        # Columns beyond the row weigh exp(LEAST - top) = 0.
         value = tl.where(column < columns, _logit(given, scale, softcap, CAPPED), LEAST)
         larger = tl.maximum(top, value)
+        # Strictly larger: the first of equal logits, as argmax takes it.
         place = tl.where(value > top, column, place)
+        # The running sum is moved to the new largest logit (Milakov and Gimelshein 2018, arXiv:1805.02867).
         total = total * tl.exp(top - larger) + tl.exp(value - larger)
         top = larger
     most = tl.max(top, 0)
@@ -180,6 +192,7 @@ def nll_gradient(raw, label, nll, best, columns, scale, softcap, CAPPED: tl.cons
         column = start + lane
         inside = column < columns
         value = _logit(tl.load(raw + column, mask=inside, other=0.0), scale, softcap, CAPPED)
+        # (softmax - one-hot), through the scale and, with a cap, through tanh' = 1 - tanh².
         derivative = (tl.exp(value - most) / summed - tl.where(column == target, 1.0, 0.0)) * scale
         if CAPPED:
             derivative *= 1.0 - (value / softcap) * (value / softcap)
@@ -211,6 +224,7 @@ def adamw_rounded(
     inside = at < size
     given = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
     average = tl.load(mean + at, mask=inside, other=0.0)
+    # β1 m + (1 - β1) g, as torch's lerp rounds it.
     average += (1 - beta1) * (given - average)
     squares = tl.load(square + at, mask=inside, other=0.0) * beta2 + (1 - beta2) * given * given
     tl.store(mean + at, average, mask=inside)

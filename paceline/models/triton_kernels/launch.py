@@ -33,6 +33,7 @@ def norm_blocks(width: int) -> Blocks:
 
 def norm_programs(rows: int, width: int, processors: int) -> int:
     """Return the number of programs over which the backward of a norm sums its weight's gradient."""
+    # Two programs a processor keep it busy; each more would add a row to sum at the end.
     return max(1, min(-(-rows // norm_blocks(width).rows), 2 * processors))
 
 
@@ -101,6 +102,7 @@ def rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, direction: floa
     from paceline.models.triton_kernels import kernels
 
     assert query.stride(-1) == 1 and key.stride(-1) == 1
+    # Query and key may stay views; the tables are small.
     cos, sin, half = cos.contiguous(), sin.contiguous(), query.shape[-1] // 2
     outs = tuple(x.new_empty(x.shape) for x in (query, key))
     kernels.rotary[(query.shape[0],)](
@@ -118,6 +120,7 @@ def nll_gradient(raw: Tensor, labels: Tensor, scale: float, softcap: float) -> t
     rows, columns = raw.shape
     nll, best = raw.new_empty(rows, dtype=torch.float32), torch.empty_like(labels)
     kernels.nll_gradient[(rows,)](
+        # A program a row: its statistics never leave it.
         raw, labels.contiguous(), nll, best, columns, scale, softcap,
         CAPPED=softcap != 0.0, BLOCK=min(COLUMNS, power_of_two(columns)), num_warps=8,
     )  # fmt: skip
