@@ -195,6 +195,7 @@ def _answer_batch(
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
     width = max(len(p) for p in prompts)
     ids = torch.full((len(prompts), width), pad, dtype=torch.long)
+    # Padding on the left: all rows then continue at the same column.
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
@@ -212,11 +213,13 @@ def _answer_batch(
         **beside,
         **sampling.arguments(),
     )
+    # Every row's answer begins at the common width.
     return [str(text) for text in tokenizer.batch_decode(sequences[:, width:], skip_special_tokens=True)]
 
 
 def _check_room(model: HFModel, prompts: Sequence[list[int]]) -> None:
     """Raise ConfigError for conversations that leave no room for a single new token."""
+    # Models without such a limit (states in place of positions) have no attribute.
     limit = getattr(model.config, "max_position_embeddings", None)
     longest = max((len(p) for p in prompts), default=0)
     if limit is not None and longest >= limit:

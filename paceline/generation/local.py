@@ -66,6 +66,7 @@ class LocalEngine:
         self.stops = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=self.device)
         self.no_graphs = no_graphs
         if computing is not None and not isinstance(computing(self.device.type), nullcontext):
+            # A graph would repeat the copies that it was captured with, not cast new weights.
             self.no_graphs = no_graphs or "autocast casts the weights in every forward"
         self.note = note
         self.carries_state = any(True for _ in state_layers(hf))
@@ -106,6 +107,7 @@ class LocalEngine:
 
     def _pool(self, batches: list[list[Request]], sampling: RolloutSampling) -> StaticPool | None:
         """Return the pool for decoding with fixed shapes; None where that does not apply."""
+        # Where ranks share a forward, its length differs from rank to rank.
         if self.device.type == "cpu" or self.agree is not None or not batches:
             return None
         reason = why_not_static(self)
@@ -152,8 +154,10 @@ def score_texts(
     same texts.
     """
     device = next(hf.parameters()).device
+    # One length, so no padding and no mask.
     ids = torch.tensor(list(texts), dtype=torch.int64, device=device)
     positions = torch.arange(ids.shape[1], device=device).expand_as(ids)
+    # The logits at position i - 1 predict token i; the last ones predict nothing.
     kept = ids.shape[1] - begin + 1
     with bounded_time_steps(hf), computing(device.type) if computing else nullcontext():
         logits = hf(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=kept).logits

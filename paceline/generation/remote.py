@@ -140,12 +140,14 @@ class Server:
             except httpx.TimeoutException as error:
                 raise self._silent(path, f"no answer within {limit:g} s") from error
             except httpx.TransportError as error:
+                # ``patience`` counts from the first attempt, as ``limit`` does.
                 if left - (limit - patience) <= _PAUSE_SECONDS or self.stop_requested():
                     tried = limit - left
                     reason = f"{type(error).__name__}: {error} (for {tried:.0f} s)"
                     raise self._silent(path, reason) from error
             else:
                 last = left <= _PAUSE_SECONDS or self.stop_requested()
+                # Out of time, what a busy server said is reported as it is.
                 if response.status_code not in _AGAIN or last:
                     return self._taken(path, response)
             time.sleep(_PAUSE_SECONDS)
@@ -275,6 +277,7 @@ class ServerEngine:
             "prompt": list(tokens),
             "max_tokens": 1,
             "temperature": 1.0,
+            # 0: of the prompt's own tokens, without alternatives.
             "prompt_logprobs": 0,
             "seed": 0,
             "ignore_eos": True,

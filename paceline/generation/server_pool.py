@@ -67,8 +67,10 @@ class _Dispatch:
         self.pool, self.requests, self.sampling = pool, requests, sampling
         self.answers: dict[int, Completion] = {}
         self.writers: dict[int, int] = {}  # of the answers, by their requests
+        # Answers to one prompt side by side, for ``groupby``.
         by_prompt = sorted(range(len(requests)), key=lambda i: (requests[i].prompt, i))
         groups = [list(group) for _, group in groupby(by_prompt, key=lambda i: requests[i].prompt)]
+        # In the order of the requests, not of token ids.
         self.waiting = deque(sorted(groups, key=lambda group: group[0]))
         self.running: dict[Future[Completion], tuple[int, int]] = {}  # request and engine of each call
         self.tokens = Counter[int]()  # in flight, by engine
@@ -85,9 +87,11 @@ class _Dispatch:
                 if not self.pool.live():
                     break
                 self._send(threads)
+                # One at a time, so that a free place is filled at once.
                 done, _ = wait(self.running, return_when=FIRST_COMPLETED)
                 for future in done:
                     self._receive(future)
+                # Answers count only if their server still has the weights that it began with.
                 if not self.waiting and not self.running:
                     self._check_versions(sorted(set(self.writers.values())))
         if not self.pool.live():
@@ -126,12 +130,14 @@ class _Dispatch:
             self.answers[i], self.writers[i] = future.result(), place
         except PacelineError as error:
             self.pool.leave_out(place, error)
+            # Calls that have not begun are cancelled; those that have end by themselves.
             for other, (_, where) in self.running.items():
                 if where == place:
                     other.cancel()
             self.waiting.append([i])
 
     def _size(self, i: int) -> int:
+        # An upper bound: how long an answer becomes is unknown.
         return len(self.requests[i].prompt) + self.requests[i].max_tokens
 
 
@@ -139,6 +145,7 @@ def together(work: Callable[[int], None], places: Collection[int]) -> dict[int, 
     """Do ``work`` for each place at the same time; return the errors by place."""
     with ThreadPoolExecutor(max(1, len(places))) as pool:
         running = {place: pool.submit(work, place) for place in places}
+    # The executor's end has waited for all.
     errors = {place: future.exception() for place, future in running.items()}
     for error in errors.values():
         if error is not None and not isinstance(error, PacelineError):

@@ -24,6 +24,7 @@ def sampling_of(path: Path, options: Mapping[str, float | None]) -> Sampling:
     """
     run = run_of(path)
     stored = {} if run is None else as_object(stored_config(run).get("generation"))
+    # Only what the command line names: the rest stays the run's.
     requested = {name: value for name, value in options.items() if value is not None}
     try:
         chosen = GenerationSection.model_validate({**stored, **requested})

@@ -42,6 +42,7 @@ def register() -> None:
     """Make the engine known to vLLM; each of its processes calls this."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+    # A process may load plugins more than once.
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, _engine())
 
@@ -62,6 +63,7 @@ def gloo_group(store: Store, rank: int, size: int, address: str, seconds: float)
     kind = vars(import_module("torch.distributed"))["ProcessGroupGloo"]
     options = kind._Options()
     options._timeout = timedelta(seconds=seconds)
+    # Gloo's own choice is the host name's address, which may be the loopback.
     options._devices = [kind.create_device(hostname=address)]
     group: Gloo = kind(store, rank, size, options)
     return group
@@ -104,6 +106,7 @@ def _engine() -> type:
             host, port, seconds = init_info.master_address, init_info.master_port, init_info.seconds
             store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=seconds))
             parallel = self.parallel_config
+            # ``world_size`` of vLLM's config is that of one replica (tensor times pipeline).
             rank = parallel.data_parallel_index * parallel.world_size + parallel.rank
             rank += init_info.rank_offset
             address = address_towards(host, port)
@@ -127,6 +130,7 @@ def _engine() -> type:
             data = torch.empty(sum(sizes), dtype=torch.uint8)
             self.group.broadcast(data, 0).wait()
             pieces = zip(update_info.names, torch.split(data, sizes), dtypes, shapes, strict=True)
+            # Views of the buffer, not copies.
             tensors = ((name, piece.view(dtype).view(shape)) for name, piece, dtype, shape in pieces)
             self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors)
 

@@ -60,6 +60,7 @@ class GrowingDecoding:
                 return False
         logits = self._begin() if self.answers is None else self._next(self.answers)
         if self.answers is None:
+            # As ``choose`` computes log-probabilities.
             dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
             stops, device = self.engine.stops, self.engine.device
             self.answers = WrittenAnswers(self.rows, self.longest, stops, dtype, device)
@@ -94,9 +95,11 @@ class GrowingDecoding:
         self._read, logits = [], torch.cat(each)
         self.cache = joined(caches, prompts.width + self._room) if len(caches) > 1 else caches[0]
         if prompts.seen is not None:
+            # Once for the whole answer; each step takes a longer part of it.
             self.mask = torch.nn.functional.pad(prompts.seen, (0, self.longest), value=1)
         if prompts.repeated:
             select_rows(self.cache, prompts.of_row)
+            # Prompts were read once each; from here on a row is an answer.
             logits = logits[prompts.of_row]
             self.mask = None if self.mask is None else self.mask[prompts.of_row]
         return logits

@@ -72,6 +72,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def batch_select_indices(self, indices: Tensor) -> None:
         """Select batch rows in the order of ``indices``; a row may repeat."""
         if self._buffers is not None:
+            # A copy, which ``_THIN`` keeps rare.
             self._buffers = (self._buffers[0][indices], self._buffers[1][indices])
             self._show()
 
@@ -82,6 +83,7 @@ def preallocated_cache(config: PreTrainedConfig, room: int) -> DynamicCache:
     Other layers (sliding windows, states) are Transformers' own.
     """
     cache = DynamicCache(config=config)
+    # Set where Transformers does not know the layers from the config and makes them as they come.
     if cache.layer_class_to_replicate is None:
         cache.layers = [RoomyLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
@@ -106,6 +108,7 @@ def joined(caches: Sequence[DynamicCache], room: int) -> DynamicCache:
     Keys and values get padding on the left, which attention masks; states need none. Layers of full attention
     have room for ``room`` tokens. Consumes the caches.
     """
+    # Its keys need no padding, so it is kept, and the others are joined to it.
     longest = caches[-1]
     for number, layer in enumerate(longest.layers):
         parts = [cache.layers[number] for cache in caches]
@@ -127,6 +130,7 @@ def joined(caches: Sequence[DynamicCache], room: int) -> DynamicCache:
 def _widened(parts: Sequence[Tensor]) -> Tensor:
     """Return keys or values [B, K, T, D] of several batches as one, as wide as the last."""
     width = parts[-1].shape[-2]
+    # On the left, as prompts are padded.
     return torch.cat([F.pad(part, (0, 0, width - part.shape[-2], 0)) for part in parts])
 
 
@@ -164,6 +168,7 @@ class StaticLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write [B, K, 1, D] at the slot; return all keys and values, unseen slots included."""
         assert self.keys is not None and self.values is not None
+        # The slot is a tensor: a captured graph then writes where it says at replay.
         self.keys.index_copy_(2, self._slot, key_states)
         self.values.index_copy_(2, self._slot, value_states)
         return self.keys, self.values
@@ -176,6 +181,7 @@ class StaticBuffers:
         """Allocate the buffers; ``read``: a cache of this model after a prefill, for shapes and dtype."""
         self.room = -(-room // _MULTIPLE) * _MULTIPLE
         states = [states_of(layer) for layer in read.layers]
+        # A model of states alone is refused before.
         first = next(keys for keys, _ in filter(None, states))
         kinds = kinds_of(config, len(states))
         windows = {
@@ -184,6 +190,7 @@ class StaticBuffers:
         }
         self._kinds, self._rings = kinds, {}
         for kind, window in windows.items():
+            # Where everything fits in the window, a ring would only add a modulo.
             around = 0 < window < self.room
             size = window if around else self.room
             visible = torch.full((rows, size), -torch.inf, dtype=first.dtype, device=first.device)
@@ -199,6 +206,7 @@ class StaticBuffers:
         rows, width = slice(len(of_row)), prompts.width
         for ring in self._rings.values():
             count = min(width, ring.room)
+            # Token t lies in slot t mod room; of a ring only the last ``room`` tokens are left.
             slots = torch.arange(width - count, width, device=of_row.device).remainder(ring.room)
             seen = torch.ones_like(prompts.ids) if prompts.seen is None else prompts.seen
             shown = seen[:, width - count :].to(ring.visible.dtype).log()  # 0, or -inf at padding

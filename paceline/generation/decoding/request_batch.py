@@ -35,6 +35,7 @@ class WrittenAnswers:
         )
         self.going = torch.zeros(rows, dtype=torch.bool, device=device)
         self.place = torch.zeros(1, dtype=torch.int64, device=device)
+        # [longest, rows]: a step writes one contiguous row.
         self._tokens = torch.zeros(longest, rows, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(longest, rows, dtype=dtype, device=device)
         self._requests: Sequence[Request] = ()
@@ -60,7 +61,9 @@ class WrittenAnswers:
         self._tokens[:, rows].index_copy_(0, self.place, tokens[None])
         self._logprobs[:, rows].index_copy_(0, self.place, logprobs[None])
         self.last[rows].copy_(tokens)
+        # bool counts as 0 or 1: finished answers stand still.
         self.position[rows].add_(self.going[rows])
+        # Below every position, so the next line ends the answer.
         self.limits[rows].masked_fill_((tokens[:, None] == self.stops).any(1), -1)
         torch.gt(self.limits[rows], self.position[rows], out=self.going[rows])
         self.place.add_(1)
@@ -84,6 +87,7 @@ class WrittenAnswers:
 
         Return which rows lie in the first ``kept`` rows now, int64 [kept].
         """
+        # Stable: the order of the unfinished does not change.
         order = self.going[:rows].to(torch.uint8).argsort(descending=True, stable=True)
         for tensor in (self.streams, self.last, self.position, self.limits, self.going, self._order):
             tensor[:rows] = tensor[:rows][order]
@@ -98,6 +102,7 @@ class WrittenAnswers:
         tokens, logprobs = self._tokens.t().tolist(), self._logprobs.t().cpu()
         stops, by_request = set(self.stops.tolist()), {}
         for row, number in ((row, n) for row, n in enumerate(order) if n < count):  # others have no request
+            # ``position`` began at the prompt's last token.
             length = position[row] - len(self._requests[number].prompt) + 1
             answer = tuple(tokens[row][:length])
             ended = bool(answer) and answer[-1] in stops
@@ -136,6 +141,7 @@ class PromptBatch:
             ids[i, self.width - len(prompt) :] = torch.tensor(prompt)
             seen[i, self.width - len(prompt) :] = 1
         padded = any(len(p) != self.width for p in prompts)
+        # The first real token is at position 0; padding takes 0 too, unseen.
         self.ids, self.positions = ids.to(device), (seen.cumsum(1) - 1).clamp_(min=0).to(device)
         self.seen = seen.to(device) if padded else None
         self.of_row = torch.tensor(rows, device=device)

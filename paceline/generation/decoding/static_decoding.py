@@ -38,6 +38,8 @@ class StaticPool:
         self.engine, self.sampling = engine, sampling
         self.rows = max(map(len, batches))
         self.longest = max(r.max_tokens for batch in batches for r in batch)
+        # The longest prompt and the longest answer of a batch may be of different rows, which share one
+        # width.
         self._room = max(
             max(len(r.prompt) for r in batch) + max(r.max_tokens for r in batch) for batch in batches
         )
@@ -57,6 +59,7 @@ class StaticPool:
             dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
             self.answers = WrittenAnswers(self.rows, self.longest, engine.stops, dtype, engine.device)
         spare = torch.zeros(rows - len(requests), dtype=torch.int64, device=engine.device)
+        # Spare rows repeat the first prompt, and are finished from the start.
         of_row = torch.cat([prompts.of_row, spare])
         self.buffers.fill(read, prompts, of_row)
         self.answers.begin(requests, rows)
@@ -149,6 +152,7 @@ class StaticDecoding:
             buffers.keep(answers.keep(self.rows, fewer))
             self.rows = fewer
         event = getattr(torch.get_device_module(self.pool.engine.device.type), "Event", None)
+        # Read at the next look, when the copy has long arrived.
         copied = answers.going[: self.rows].sum().to("cpu", non_blocking=event is not None)
         recorded = None if event is None else event()
         if recorded is not None:
@@ -189,6 +193,7 @@ def why_not_static(engine: LocalEngine) -> str | None:
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
         return f"its forward refuses them ({type(error).__name__}: {str(error).splitlines()[0][:120]})"
     expected, logits = growing.cpu().double(), fixed.cpu().double()  # some devices have no float64
+    # A constant added to all logits changes no probability.
     wide = expected - expected.mean(-1, keepdim=True)
     apart = (expected - logits).norm(dim=-1) / wide.norm(dim=-1)
     if bool((apart <= _TOLERANCE.get(growing.dtype, 1e-3)).all()):  # false for NaN

@@ -44,6 +44,7 @@ class HostReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
+        # Run first: whether the result left the device is seen by its result.
         out = func(*args, **kwargs)
         indices = [x for x in tree_leaves(args[1]) if isinstance(x, Tensor)] if name in _BY_INDEX else []
         by_mask = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
@@ -106,6 +107,7 @@ class StepGraphs:
                 with reads:
                     step()
         self._tried = True
+        # Both ways: the step reads what the current stream wrote, and the reverse.
         current.wait_stream(self._stream)
         if reads.found:
             self.obstacle = f"the host takes part in its forward ({reads.found[0]})"
@@ -117,6 +119,7 @@ class StepGraphs:
         try:
             with self._driver.graph(graph, **how):
                 step()
+        # No reason against graphs as such: the caller decides.
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -108,6 +108,7 @@ class Stepwise:
                     continue
                 going = set() if done else self._going(answers)
                 yield [TokenStep(*chosen, chosen[0] not in going) for chosen in self._chosen]
+                # Read again: the caller may have ended answers meanwhile.
                 done = not bool(answers.going[: self._decoding.rows].any())
 
     def end(self, number: int) -> None:
@@ -122,6 +123,7 @@ class Stepwise:
 
     def _pick(self, logits: Tensor, answers: WrittenAnswers) -> tuple[Tensor, Tensor]:
         rules, rows = self.rules, len(logits)
+        # bf16 would round a penalty away.
         plain = logits if logits.dtype == torch.float64 else logits.float()
         numbers, length = answers.numbers(rows), int(answers.place)
         if self._grammars:
@@ -132,6 +134,7 @@ class Stepwise:
         else:
             scores = scores / max(rules.sampling.temperature, _LEAST)
             if rules.min_p > 0:
+                # p ≥ min_p · p_max, in logarithms.
                 bound = scores.amax(-1, keepdim=True) + math.log(rules.min_p)
                 scores = scores.masked_fill(scores < bound, -torch.inf)
             # The same noise for equal seeds, whatever is written beside
@@ -147,6 +150,7 @@ class Stepwise:
     def _held(self, plain: Tensor, answers: WrittenAnswers, numbers: list[int]) -> Tensor:
         """Return logits with -inf for tokens that the grammar of an unfinished answer forbids."""
         going = answers.going[: len(numbers)].tolist()
+        # A finished answer's grammar is at its end, and would allow nothing.
         free = torch.ones(plain.shape[-1], dtype=torch.bool)
         allowed = [
             self._grammars[number].allowed() if on else free
@@ -170,11 +174,14 @@ class Stepwise:
             scores = scores.index_add(1, ids, values.expand(rows, -1).contiguous())
         if rules.repetition != 1 or rules.frequency or rules.presence:
             written = answers.history(rows)
+            # [B, V]: how often each token was written.
             counts = torch.zeros_like(scores).scatter_add_(
                 1, written, torch.ones_like(written, dtype=scores.dtype)
             )
             if rules.repetition != 1:
                 seen = (counts > 0) | self._in_prompts(numbers, scores)
+                # By sign: a repeated token becomes less likely either way (Keskar et al. 2019,
+                # arXiv:1909.05858).
                 scaled = torch.where(scores > 0, scores / rules.repetition, scores * rules.repetition)
                 scores = torch.where(seen, scaled, scores)
             scores = scores - rules.frequency * counts - rules.presence * (counts > 0)

@@ -34,6 +34,7 @@ def draw(
     # columns of a part, a multiple of ``COLUMNS``, and parts of a row
     part = -(-words // (max(1, min(PARTS, -(-PROGRAMS // rows))) * COLUMNS)) * COLUMNS
     parts = -(-words // part)
+    # One number a part of each row; ``join`` makes rows of them.
     scores, highest, sums = (logits.new_empty(rows, parts, dtype=torch.float32) for _ in range(3))
     columns = logits.new_empty(rows, parts, dtype=torch.int32)
     tokens, logprobs = streams.new_empty(rows), logits.new_empty(rows, dtype=torch.float32)

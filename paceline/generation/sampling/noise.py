@@ -30,6 +30,7 @@ def gumbel(streams: Tensor, places: Tensor, vocabulary: int) -> Tensor:
     unless the two best are that close.
     """
     on_cpu = streams.device.type == "cpu"
+    # SplitMix64's way: a counter times the golden ratio, then a finalizer. int64 wraps around.
     keys = mixed(streams + (places + 1) * _GOLDEN)
     ids = torch.arange(1, vocabulary + 1, device=streams.device).mul_(_GOLDEN)
     noise = torch.empty(len(keys), vocabulary, device=streams.device)
@@ -53,6 +54,7 @@ def mixed(x: Tensor) -> Tensor:
 
 def _folded(x: Tensor) -> Tensor:
     """x ^= x >> 33, unsigned, in place."""
+    # The mask clears what an arithmetic shift of a negative number fills in.
     return x.bitwise_xor_(x.bitwise_right_shift(33).bitwise_and_(0x7FFFFFFF))
 
 

@@ -26,9 +26,12 @@ def nucleus(logits: Tensor, top_k: int, top_p: float, temperature: float) -> Ten
         weight = ((value - value.amax(-1, keepdim=True)).exp() * _ONE).long()
         weight = weight.masked_fill(order < least[:, None], 0)
         share = torch.tensor(top_p, dtype=torch.float32).item()  # as a kernel is given it
+        # At least 1, so that the likeliest token stays.
         limit = (weight.sum(-1).double() * share).long().clamp_min(1)
+        # Stable: of equal logits the first columns are kept.
         ranked, places = order.sort(dim=-1, descending=True, stable=True)
         mass = weight.gather(1, places)
+        # The last token before which the mass is still below the limit.
         end = ((mass.cumsum(-1) - mass < limit[:, None]) & (mass > 0)).sum(-1, keepdim=True) - 1
         least, last = ranked.gather(1, end).squeeze(1), places.gather(1, end).squeeze(1)
     return torch.stack((least, last), 1)
@@ -51,9 +54,11 @@ def draw(
 def orders(value: Tensor) -> Tensor:
     """int64 in 0 … 2^32 - 1, in the order of the fp32 numbers ``value``."""
     bits = value.view(torch.int32).long() & 0xFFFFFFFF
+    # Negative numbers: all bits turned, as their magnitudes sort backwards; others: the sign bit set.
     return torch.where(bits >= 1 << 31, bits ^ 0xFFFFFFFF, bits | 1 << 31)
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
     value = logits.float() / temperature
+    # -0.0 and 0.0 are equal, but their bits are not.
     return torch.where(value == 0.0, torch.zeros_like(value), value)

@@ -27,6 +27,7 @@ def choose(
         if sampling.temperature != 1:
             wide = wide / sampling.temperature
         tokens = largest(keep_likeliest(wide, sampling) + gumbel(streams, places, wide.shape[-1]))
+    # Over the full vocabulary, whatever top-k and top-p left: what training computes again.
     return tokens, wide.gather(1, tokens[:, None]).squeeze(1) - wide.logsumexp(-1)
 
 
@@ -61,6 +62,7 @@ def keep_likeliest(logits: Tensor, sampling: RolloutSampling) -> Tensor:
         ordered, places = logits.sort(dim=-1, descending=True, stable=True)
         mass = ordered.softmax(-1)
         drop = mass.cumsum(-1) - mass >= sampling.top_p
+        # top_p 0 would drop all.
         drop[:, 0] = False
         logits = logits.masked_fill(torch.zeros_like(drop).scatter_(1, places, drop), -torch.inf)
     return logits

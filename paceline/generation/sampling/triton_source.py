@@ -24,6 +24,7 @@ def _logits(row_of, words, start, temperature, BLOCK: tl.constexpr):
     column."""
     column = start + tl.arange(0, BLOCK)
     loaded = tl.load(row_of + column, mask=column < words, other=float("-inf")).to(tl.float32)
+    # Rounded as torch divides; Triton's own division may be off by a bit.
     value = tl.div_rn(loaded, tl.full([BLOCK], 1.0, tl.float32) * temperature)
     return column, tl.where(value == 0.0, 0.0, value)  # one zero
 
@@ -61,6 +62,7 @@ def _highest(row_of, words, temperature, best, least, wanted, MASS: tl.constexpr
     pass."""
     border = tl.zeros([BLOCK], tl.uint32)
     step = tl.full([BLOCK], 1 << 30, tl.uint32)
+    # 16 passes of two bits make 32.
     for _turn in range(16):
         first = tl.zeros([BLOCK], tl.int64)
         second = tl.zeros([BLOCK], tl.int64)
@@ -70,6 +72,7 @@ def _highest(row_of, words, temperature, best, least, wanted, MASS: tl.constexpr
             first += tl.where(order >= border + step, weight, 0)
             second += tl.where(order >= border + 2 * step, weight, 0)
             third += tl.where(order >= border + 3 * step, weight, 0)
+        # Counts fall with the order, so the number of steps that hold is the two bits.
         border += tl.where(tl.sum(first, 0) >= wanted, step, 0)
         border += tl.where(tl.sum(second, 0) >= wanted, step, 0)
         border += tl.where(tl.sum(third, 0) >= wanted, step, 0)
@@ -88,6 +91,7 @@ def nucleus(logits, bounds, words, top_k, top_p, temperature, BLOCK: tl.constexp
         highest = tl.maximum(highest, value)
     best = tl.max(highest, 0)
     least = tl.max(tl.zeros([BLOCK], tl.uint32), 0)
+    # A scalar of this type, which ``words`` alone would not give.
     last = tl.max(tl.zeros([BLOCK], tl.int64), 0) + words
     if top_k < words:
         least = _highest(row_of, words, temperature, best, least, top_k, False, BLOCK)
@@ -105,6 +109,7 @@ def nucleus(logits, bounds, words, top_k, top_p, temperature, BLOCK: tl.constexp
             same = tl.maximum(same, tl.where(order == least, weight, 0))
             above += tl.where(order > least, weight, 0)
         share = tl.max(same, 0)
+        # Words of one order have one probability, so this many of them are needed.
         count = (limit - tl.sum(above, 0) + share - 1) // share
         passed = count * 0
         for start in range(0, words, BLOCK):
@@ -168,9 +173,11 @@ def draw(
         if BOUNDED:
             order = _order(value)
             score = tl.where((order > least) | ((order == least) & (column <= last)), score, float("-inf"))
+        # The first column counts even if its score is -inf.
         better = inside & ((score > best) | (best_column == 2147483647))
         best, best_column = tl.where(better, score, best), tl.where(better, column, best_column)
         higher = tl.maximum(top, value)
+        # -inf - -inf would be NaN.
         moved = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(top - moved) + tl.exp(value - moved)
         top = higher
@@ -196,6 +203,7 @@ def join(
     column = tl.load(columns + slot, mask=inside, other=2147483647)
     top = tl.load(highest + slot, mask=inside, other=float("-inf"))
     total = tl.load(sums + slot, mask=inside, other=0.0)
+    # The first column of equal scores, as argmax.
     token = tl.min(tl.where(inside & (score == tl.max(score, 0)), column, 2147483647), 0)
     token = tl.minimum(token, words - 1)
     peak = tl.max(top, 0)

@@ -53,6 +53,7 @@ def answer_batch(answers: Sequence[Answer | None], pad_id: int, dtype: torch.dty
             first = len(answer.prompt) - 1  # the last token of the prompt predicts the first of the answer
         count = max(0, nothing - 1 - first)
         ids += row
+        # first unlabelled, then the answer's tokens, then the last position, which predicts nothing.
         labels += [IGNORE_INDEX] * min(first, nothing) + row[first + 1 :] + [IGNORE_INDEX] * (first < nothing)
         positions += range(nothing)
         ends.append(ends[-1] + nothing)
@@ -98,6 +99,7 @@ def batch_shards(batch: Batch, first: int) -> Iterator[Shard]:
     pieces = {name: torch.split(values[0], sizes) for name, values in flat.items()}
     rows = torch.stack([batch.document_ids, batch.extras["is_scored"]], 1)
     for i in range(len(sizes)):
+        # One shard an answer: another number of ranks can then read just its own.
         yield _whole(f"{first + i}.{_ROW}", rows[i])
         for name, parts in pieces.items():
             yield _whole(f"{first + i}.{name}", parts[i])
@@ -119,6 +121,7 @@ def read_batch(reader: ShardReader, first: int, count: int, fields: Sequence[str
     batch = Batch(
         input_ids=torch.cat(ids)[None],
         labels=torch.cat(read("labels"))[None],
+        # Not stored: they follow from the lengths.
         position_ids=torch.cat([torch.arange(n) for n in sizes])[None],
         cu_seqlens=torch.tensor([0, *sizes]).cumsum(0).to(torch.int32),
         max_seqlen=max(sizes),

@@ -68,6 +68,8 @@ class RolloutGenerator:
     def write(self, requests: Sequence[Request], sampling: RolloutSampling) -> list[Completion]:
         """Generate completions with the current policy. Collective, also for a rank without requests."""
         if self.servers is not None:
+            # The weights that servers get are those that a local engine would use: averaged, without
+            # dropout.
             with self.timed("sync"), self.policy.averaged(), evaluating(self.policy.root):
                 served = self.servers.open(self.policy.root)
             with self.timed("generate"):
@@ -103,6 +105,7 @@ class RolloutGenerator:
                     for owner, request, completion in zip(owners, requests, completions, strict=True)
                 ]
                 model_scores = self.reward_model(documents, batches)
+                # Fillers only keep the number of forwards equal; their scores are dropped.
                 by_model = [score for score, owner in zip(model_scores, owners, strict=False) if owner >= 0]
             return samples, self.scorer(samples, by_model)
 
@@ -182,6 +185,7 @@ def evaluate_answers(
     requests = []
     for owner in owners:
         ids = tuple(prompts.table.row(owner)[0].tolist())
+        # Stream 0: greedy answers use no noise.
         requests.append(Request(ids, 0, limits.room(ids)))
     completions = generator.write(requests, RolloutSampling(temperature=0.0))
     # the most that any rank has, so that all make as many forwards
@@ -196,6 +200,7 @@ def evaluate_answers(
         float(sum(len(c.tokens) for c in completions)),
         float(sum(c.ended for c in completions)),
     ]
+    # Of ranks that read the same rows one counts.
     total = world.all_reduce_sum_float(sums if is_group_leader else [0.0] * len(sums))
     count = len(columns)
     names = ["eval_reward", *(f"eval_reward/{label}" for label in labels)]
@@ -232,6 +237,7 @@ class RewardModel:
         TRL's GRPOTrainer also renders the conversation with the answer. Longer documents are truncated, as in
         training.
         """
+        # An answer that ended has its stop token already.
         closing = self.closing[1:] if completion.ended else self.closing
         return (*prompt, *completion.tokens, *closing)[
             : max(self.longest, len(prompt) + len(completion.tokens))
@@ -246,6 +252,7 @@ class RewardModel:
         nothing = torch.zeros(0, dtype=self.dtype)
         for start in range(0, batches * self.rows, self.rows):
             part = list(documents[start : start + self.rows])
+            # The whole document as a "prompt": nothing of it is labelled.
             rows = [None if ids is None else Answer(0, ids, (), nothing, 0.0, True, False) for ids in part]
             batch = self.runner.strategy.shard_batch(
                 answer_batch([*rows, *[None] * (self.rows - len(rows))], self.pad_id, self.dtype)

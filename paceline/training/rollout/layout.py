@@ -96,12 +96,14 @@ class PromptSampler:
             self.prompts_of_groups = self._at(epoch, range(number * self.groups, (number + 1) * self.groups))
             return
         if self._next is None:  # the first rollout of the run, or since resampling was enabled
+            # Where the order without resampling would be.
             self._next = (epoch, number * self.groups)
         self.prompts_of_groups = self._take(self.groups)
 
     @contextmanager
     def undone_by(self, error: type[Exception]) -> Iterator[None]:
         """Inside, undo the draws if ``error`` is raised: a checkpoint saved then starts with that rollout."""
+        # A copy: ``replace`` changes the list in place.
         before = self._next, list(self.prompts_of_groups)
         try:
             yield

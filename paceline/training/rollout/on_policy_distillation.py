@@ -95,6 +95,7 @@ class OwnAnswers:
         with self.strategy.generating(self.policy) as root:
             written = self.open_engine(root).generate(list(requests.values()), self.sampling)
         for (j, d), request, completion in zip(requests, requests.values(), written, strict=True):
+            # The whole prompt loses its loss, earlier turns of the assistant too.
             cut[j][d] = np.array([*(~t for t in request.prompt), *completion.tokens], np.int32)
         changed = {j for j, _ in requests}
         batches = [
@@ -122,6 +123,7 @@ class OwnAnswers:
 
 def chosen(seed: int, epoch: int, document: int, fraction: float) -> bool:
     """Whether the model answers this document in this epoch: with probability ``fraction``, always for 1."""
+    # The hash is signed; moved, it is uniform in 0 … 2⁶⁴ - 1, all of it below for 1.
     return stream_of(seed, epoch, document, _CHOICE) + (1 << 63) < int(fraction * (1 << 64))
 
 
@@ -131,6 +133,7 @@ def coded_documents(batch: Batch) -> Documents:
     """
     ids = batch.input_ids[0].numpy().astype(np.int32)
     has_loss = np.zeros(len(ids), bool)
+    # Labels are shifted: position i is labelled with token i + 1.
     has_loss[1:] = (batch.labels[0] != IGNORE_INDEX).numpy()[:-1]
     return np.split(np.where(has_loss, ids, ~ids), batch.cu_seqlens.tolist()[1:-1])
 
@@ -141,6 +144,7 @@ def prompt_length(document: NDArray[np.int32]) -> int:
     labelled = np.flatnonzero(document >= 0)
     if not len(labelled):
         return 0
+    # The last unlabelled token before the last labelled one ends the prompt; earlier turns belong to it.
     before = np.flatnonzero(document[: labelled[-1]] < 0)
     length = int(before[-1]) + 1 if len(before) else 0
     return length if length >= _LEAST else 0

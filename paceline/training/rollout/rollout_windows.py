@@ -88,6 +88,7 @@ class RolloutWindows:
         if fresh or self.current is None:
             self.current = self.roll(epoch, number) if fresh else self._read(epoch, number)
         update, answers = step_of_rollout % self.layout.updates, self.layout.batch_layout.global_batch
+        # Of all ranks: the digest of a step does not depend on how many there are.
         everyone = [self._prompt(p).document for p in range(update * answers, (update + 1) * answers)]
         report = self.current.report if fresh else None
         return Window(
@@ -118,6 +119,7 @@ class RolloutWindows:
         if (
             self.current is None
             or not self.is_group_leader
+            # The last step of a rollout: the next window makes a new one.
             or (self.epochs.locate(step - 1)[1] + 1) % self.layout.steps == 0
         ):
             return
@@ -147,6 +149,7 @@ class RolloutWindows:
     def filler(self) -> Batch:
         """Return a micro-batch of weight 0 with every field of a real one."""
         batch = answer_batch([None] * self.layout.batch_layout.micro_batch, self.pad_id, self.dtype)
+        # Shared by all fields: nothing writes to it.
         zero = torch.zeros(batch.labels.shape, dtype=self.dtype)
         return replace(batch, tokens=dict.fromkeys(self.algorithm.fields(), zero))
 
@@ -201,6 +204,7 @@ class RolloutWindows:
             if again == self.max_redraws or not flat:
                 break
             self.draws.replace(flat)
+            # All ranks have the same list, as the scores are shared.
             chosen = set(flat)
             theirs = [place for place in places if place // self.layout.group in chosen]
             drawn.replace(
@@ -217,6 +221,7 @@ class RolloutWindows:
         requests = []
         for place, prompt in zip(places, used_prompts, strict=True):
             ids = () if prompt.document < 0 else tuple(table.row(prompt.document)[0].tolist())
+            # Not of the rank or the place: the same noise under any split.
             stream = stream_of(self.seed, prompt.epoch, prompt.document, place % self.layout.group)
             requests.append(Request(ids, stream, self.limits.room(ids)))
         completions = self.generator.write(requests, self.sampling)
@@ -262,6 +267,7 @@ class RolloutWindows:
         real = [i for i, owner in enumerate(owners) if owner >= 0]
         for row, i in enumerate(real):
             values = [scored.total[row], *(scored.parts[label][row] for label in labels)]
+            # NaN would spread to all ranks by the sum, so it travels as a mask.
             is_known = [0.0 if math.isnan(v) else 1.0 for v in values]
             clean = [0.0 if math.isnan(v) else v for v in values]
             row_values = [1.0, len(completions[i].tokens), float(completions[i].ended), *clean, *is_known]
@@ -302,6 +308,7 @@ class RolloutWindows:
                     [answers[p] for p in layout.positions(update, j, 1 << 62)], self.pad_id, self.dtype
                 )
                 for wanted in self.algorithm.precomputed_fields():
+                    # The engine computed as training does: a forward would give the same numbers.
                     if wanted.known and self.sampling_exact:
                         batch = with_tokens(batch, wanted.name, batch.at_labels(wanted.known))
                         continue

@@ -62,6 +62,7 @@ class RolloutRewards:
 
     def parts_differ(self, size: int) -> bool:
         """Whether a function gave answers of one group of ``size`` different rewards."""
+        # [functions, groups, size]
         parts = self.parts.view(len(self.parts), -1, size)
         highest, lowest = parts.nan_to_num(-torch.inf).amax(-1), parts.nan_to_num(torch.inf).amin(-1)
         return bool((highest > lowest).any())
@@ -173,6 +174,7 @@ def token_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], text: 
     for i in range(1, len(tokens) + 1):
         if position >= len(text) and len(text) == _SHOWN_CHARACTERS:
             break
+        # Decoded with what stands before: alone, a token may lose its space.
         previous, now = read(begin, complete), read(begin, i)
         piece = now[len(previous) :]
         if i == len(tokens) or not now.endswith(_HALF_A_CHARACTER):
@@ -217,6 +219,7 @@ class ScoredRollout:
     def replace(self, again: ScoredRollout, groups: Tensor, flat: Sequence[int]) -> None:
         """Replace the answers of the groups ``flat`` by those of ``again``."""
         there = torch.isin(groups, torch.tensor(flat))
+        # Kept before they are overwritten.
         self.before.append((self.judged.only(there), self.spread[there]))
         self.judged = self.judged.replaced(again.judged, there)
         self.written.update(again.written)

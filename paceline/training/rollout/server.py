@@ -82,8 +82,10 @@ class RolloutServers:
         if missing := [m for o in self.options if (m := missing_key(o.api_key_env, variables))]:
             raise ConfigError(*missing)
         engines = [self._engine(option, variables) for option in self.options]
+        # Each rank begins with another server.
         self.pool = ServerPool(engines, self.world.rank)
         self.probe = WeightProbe(self.vocab_size, self.positions, GapBounds.of(self.dtype))
+        # A server that is not there yet is no error: it may come later.
         for place, error in together(lambda place: engines[place].find_model(), range(len(engines))).items():
             self.pool.leave_out(place, error)
         try:
@@ -94,6 +96,7 @@ class RolloutServers:
             for engine in engines:
                 engine.server.close()
             raise
+        # A part of versions: a restarted run must not take another's weights for its own.
         self.run = uuid4().hex[:8] if self.world.rank == 0 else ""
         self.sender = self._sender()
 
@@ -135,6 +138,7 @@ class RolloutServers:
         before = self._agreed()
         if self.sleeps:
             self._each("/wake_up", before)
+        # The first time: the limits of later comparisons are measured.
         if self.verifies and not self.probe.limits:
             out = self._measure(root, before)
         else:
@@ -187,6 +191,7 @@ class RolloutServers:
         mine = {place: findings[0] for place, findings in self.pool.out.items()}
         agreed: Out = {}
         for of_rank in self.world.all_gather_json(to_json(mine)):
+            # The first rank's reason counts.
             agreed = from_json(of_rank) | agreed
         return agreed
 
@@ -207,6 +212,7 @@ class RolloutServers:
             chosen = [place for place in tried if place not in failed]
             out = {place: finding for place, finding in out.items() if place not in tried}
         self.sent += 1
+        # Rank 0 decides which servers are there; the gathers of weights are collectives.
         chosen = self.world.broadcast_json(chosen)
         failed |= self.sender.send(root, chosen, f"{self.run}-{self.sent}")
         self.num_bytes += self.sender.num_bytes
@@ -279,6 +285,7 @@ class RolloutServers:
         first again. Return the servers that are out."""
         gaps: list[dict[int, Gap]] = []
         answers: list[dict[int, ServerScores]] = []
+        # With the weights, with others, with the weights again.
         for changes in (False, True, False):
             with self._changed(root) if changes else nullcontext():
                 out, answered, gap = self._compare(root, self._send(root, out))
@@ -288,6 +295,7 @@ class RolloutServers:
             moved = self.probe.moved(answers[0][place], answers[2][place])
             if why := self.probe.measured(place, [max(each[place]) for each in gaps], moved):
                 worst = max(range(len(gaps)), key=lambda i: max(gaps[i][place]))
+                # A collective of its own, hence in the same order on every rank.
                 where = self._where(root, place, answers[2][place], gaps[worst][place])
                 out[place] = self._wrong(place, why + where)
         return out
@@ -395,6 +403,7 @@ class AgreedEngine:
             self.after()
         for findings in filter(None, everyone):
             raise RolloutInterrupted(*map(Diagnostic.from_json, findings))
+        # Ranks that read the same rows get the first one's answers: sizes first, then contents.
         counts = torch.tensor([len(c.tokens) for c in done] or [0] * len(requests))
         counts = self.sharing.access.of_first(counts)
         # tokens, log-probabilities, and whether each has ended: all are exact in float64

@@ -94,6 +94,7 @@ def model_entries(hf: HFModel, dtype: torch.dtype, whole: Gather = as_they_are) 
     """
     layers = {name: module for name, module in hf.named_modules() if _is_adapted(module)}
     experts = {
+        # By identity: several wrappers may stand around one module.
         id(m.get_base_layer().get_parameter(vars(m)["parameter_name"])): m
         for m in layers.values()
         if "parameter_name" in vars(m)  # of fused experts
@@ -150,6 +151,7 @@ def _loading(
     def load() -> Tensor:
         with whole(parameters) as (tensor, *parts):
             if not steps:
+                # Without an adapter; merging needs a copy, as the weight itself must not change.
                 return tensor.to(dtype)
             merged = tensor.clone()
             for step in steps:

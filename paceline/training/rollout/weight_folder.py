@@ -54,8 +54,10 @@ class WeightFolder:
 
         Raises ConfigError if others may write the folder, CheckpointError if it cannot be written.
         """
+        # A new path each time: a server may still read the former folder.
         self.sent += 1
         target = self._target(self.sent)
+        # Who may write there could have a server load other weights.
         if words := open_to_strangers(self.folder):
             raise ConfigError(codes.ROLLOUT_SERVER_WEIGHTS("training.rollout.server.weights_dir", words))
         with named_errors(target, what="the weights for the generation server cannot be written"):
@@ -121,6 +123,7 @@ class FolderSender:
         """
         failed: dict[int, PacelineError] = {}
         self.num_bytes = 0
+        # Written once, however many servers read it.
         for folder in dict.fromkeys(self.folders[place] for place in places):
             readers = [place for place in places if self.folders[place] == folder]
             entries = folder.entries(root, self.sharing)

@@ -74,6 +74,7 @@ class WeightProbe:
     limits: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Its own generator: equal on every rank, and the run's noise stays as it was.
         noise = torch.Generator().manual_seed(0)
         length = max(2, min(TEXT, self.positions - GREEDY - 1))
         # 0 often pads, with an embedding of zeros, which ``LoudLayers`` cannot scale
@@ -122,6 +123,7 @@ class WeightProbe:
         """
         first, changed, again = gaps
         noise = max(first, again)
+        # Equal programs may agree to the last bit; the floor keeps later noise from failing.
         limit = max(self.bounds.floor, MARGIN * noise)
         if noise > self.bounds.most:
             return f"its log-probabilities differ by {noise:.3g} nats at the start"
@@ -154,6 +156,7 @@ class ProvedEngine:
         done = self.engine.generate(requests, sampling)
         answered = [(r, c) for r, c in zip(requests, done, strict=True) if c.tokens]
         group = [(r, c) for r, c in answered if r.prompt == answered[0][0].prompt][:OWN_TEXTS]
+        # Cut to one length: ``score_texts`` takes no padding.
         length = min((len(c.tokens) for _, c in group), default=0)
         texts = [(*r.prompt, *c.tokens[: min(length, OWN_TOKENS)]) for r, c in group]
         begin = len(group[0][0].prompt) if group else 1
@@ -163,6 +166,7 @@ class ProvedEngine:
         given = [c.logprobs[: own.shape[1]].float() for _, c in group]
         gap = float((torch.stack(given) - own).abs().mean()) if given else 0.0
         largest = max(self.world.all_gather_json(gap))
+        # ``not <=`` also catches NaN. Below temperature 1 gaps grow as logits are divided.
         if not largest <= self.most * max(1.0, 1.0 / hot):
             reason = f"by caches {largest:.3g} nats a token from the model's own forward"
             remedy = (
@@ -178,6 +182,7 @@ def changed(root: RootModule, parts: Sequence[Tensor]) -> Iterator[None]:
     kept = [part.clone() for part in parts]
     with torch.no_grad():
         for place, part in enumerate(parts):
+            # Alternating: a common factor of all norms could cancel in the next norm.
             sign = 1 - 2 * (place % 2)
             part.add_(sign * CHANGE * (1 + part.abs()))
     root.refresh_compute_weights()

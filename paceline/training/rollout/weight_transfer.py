@@ -77,6 +77,7 @@ def buckets(entries: Sequence[TensorEntry], size: int, device: torch.device) -> 
     held: list[TensorEntry] = []
     used = 0
     for entry in entries:
+        # Bytes: tensors of several dtypes share a bucket.
         data = entry.load().to(device).contiguous().view(-1).view(torch.uint8)
         if used + len(data) > len(room) and held:
             yield Bucket(room[:used], held)
@@ -126,6 +127,7 @@ class TransferSender:
         failed = together(self._begin, places)
         live = [place for place in places if place not in failed]
         for bucket in buckets(entries.entries, BUCKET_BYTES, self._device(live)) if live else ():
+            # All servers have a bucket before its memory is used again.
             failed |= together(partial(self._pass, bucket), live)
             live = [place for place in live if place not in failed]
             self.num_bytes += len(bucket.data)
@@ -164,7 +166,9 @@ class TransferSender:
         if not isinstance(size, int):
             raise server.wrong("/get_world_size", "no number of workers", "use vLLM 0.26 or later")
         join, parameters = nccl() if self.backend == "nccl" else gloo(server.url, self.seconds[place])
+        # Rank 0 is this process; workers follow.
         body: JsonObject = {"init_info": {"rank_offset": 1, "world_size": size + 1, **parameters}}
+        # The server answers once the group is complete, so both sides must join at the same time.
         answer = in_background(lambda: self._call(place, "/init_weight_transfer_engine", body))
         group = in_background(lambda: join(size + 1))
         while not group.done():
@@ -234,6 +238,7 @@ def gloo(url: str, seconds: float) -> Meeting:
 
     parts = urlsplit(url)
     address = address_towards(parts.hostname or "", parts.port or 80)
+    # Bound to this address alone; torch's store would listen on all of them.
     listening = socket.create_server(
         (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
     )
