@@ -28,9 +28,11 @@ def epoch_documents(dataset_of: NDArray[np.int32], weights: Sequence[float], see
     for index, weight in enumerate(weights):
         members = np.flatnonzero(dataset_of == index)
         times[members] = int(weight)
+        # round, not floor: 0.29 · 100 is 28.999999999999996.
         extra = round(weight * len(members)) - int(weight) * len(members)
         if extra > 0:
             drawn = hash_values(stream_key(seed, "mixture", epoch, index), members.astype(np.uint64))
+            # The smallest hashes; equal ones go by index.
             times[members[np.argsort(drawn, kind="stable")[:extra]]] += 1
     return np.repeat(np.arange(len(dataset_of), dtype=np.int64), times)
 
@@ -64,6 +66,7 @@ def _reordered(bins: Bins, order: I64) -> Bins:
     sizes = np.diff(bins.offsets)[order]
     offsets = np.zeros(len(order) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
+    # Without a loop over bins: each one's old start, less its new one, plus the place in the result.
     take = np.repeat(bins.offsets[:-1][order] - offsets[:-1], sizes) + np.arange(offsets[-1])
     return Bins(bins.items[take], offsets)
 

@@ -93,9 +93,11 @@ class Store:
         try:
             # The metadata is intact, all files have their sizes, and there are no others.
             meta = json.loads((folder / META).read_text("utf-8"))
+            # The digest is of everything else, hence the pop.
             if meta.pop("check") != digest_of(meta):
                 return None, "meta.json differs from what was written"
             for name, entry in meta["files"].items():
+                # Sizes are quick; ``verified`` reads the bytes.
                 if (size := (folder / name).stat().st_size) != entry["bytes"]:
                     return None, f"{name} has {size} bytes instead of {entry['bytes']}"
             if meta["fingerprint"] != key:
@@ -126,6 +128,7 @@ class Store:
                 "starter": starter(),
                 "files": {n: _stamp(folder / n) for n in [*meta["files"], META]},
             }
+            # The launcher's id is a part: each start reads the bytes once.
             if recall(note) == now:
                 return meta, ""
             for name, entry in meta["files"].items():
@@ -163,6 +166,7 @@ class Store:
     @contextmanager
     def staged(self, key: str) -> Iterator[Path]:
         """Yield a new folder to write into (the lock is held); it is removed unless it was published."""
+        # In the same folder, so that the rename stays within one file system.
         stage = self.root / f".stage-{key}-{uuid.uuid4().hex[:8]}"
         try:
             for left in self.root.glob(f".stage-{key}-*"):  # left by a process that died: we hold the lock
@@ -183,8 +187,10 @@ class Store:
         entries = {
             str(p.relative_to(stage)): {"bytes": p.stat().st_size, "sha256": block_digest(p)} for p in files
         }
+        # As it is read back: tuples become lists, and the digest is of what was read.
         content = json.loads(json.dumps({**meta, "fingerprint": key, "files": entries}))
         (stage / META).write_text(json.dumps({**content, "check": digest_of(content)}, indent=1), "utf-8")
+        # Before the rename: after a power cut the name must not stand for empty files.
         for path in [*files, stage / META, stage]:
             _sync(path)
         target = self.folder(key)

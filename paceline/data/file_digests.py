@@ -62,11 +62,13 @@ def block_digest(file: Path) -> str:
     starts = range(0, size, HASHED_BLOCK)
     with ThreadPoolExecutor(max(1, min(8, os.cpu_count() or 1, len(starts)))) as pool:
         blocks = list(pool.map(lambda start: _hash_block(file, start), starts))
+    # hashlib releases the GIL, so threads do read and hash at the same time.
     return hashlib.sha256(b"".join(blocks) + size.to_bytes(8, "little")).hexdigest()
 
 
 def _hash_block(file: Path, start: int) -> bytes:
     digest, left = hashlib.sha256(), HASHED_BLOCK
+    # Its own handle: threads must not share a position.
     with file.open("rb", buffering=0) as stream:
         stream.seek(start)
         while left and (block := stream.read(min(left, _BLOCK_BYTES))):
@@ -114,6 +116,7 @@ def remember(note: Path, value: Mapping[str, Json]) -> None:
     """Write a cached result atomically; ignore errors, since a missing cache only costs time."""
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
+        # By process: two that write the same note must not share a file.
         staged = note.with_name(f"{note.name}.{os.getpid()}")
         staged.write_text(json.dumps({"value": value, "check": digest_of(value)}), "utf-8")
         # Readers see the old note or the new one, never a half

@@ -77,8 +77,10 @@ class PackedSource:
             if self.table.group != 1:
                 documents, counts = self.table.documents_of(bins.items)
                 ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+                # The bins were of groups; from here on they are of documents.
                 bins = Bins(documents, ends[bins.offsets])
             while len(self._layouts) >= _EPOCHS_KEPT:
+                # The oldest: a dict keeps the order of insertion.
                 del self._layouts[next(iter(self._layouts))]
             self._layouts[epoch] = bins
         return self._layouts[epoch]
@@ -132,6 +134,7 @@ class PackedSource:
         bins = self.layout(epoch)
         ids, documents, seen = self.document_ids(epoch, positions), [], list[list[PlacedImage]]()
         for position in positions:
+            # The row before; the first one's is the last.
             before = among[(position - among.start - 1) % len(among)] if position in among else -1
             previous = bins.bin(before)[-1] if before >= 0 else -1
             for document in self.document_ids(epoch, [position]):
@@ -150,6 +153,7 @@ class PackedSource:
         if document < 0:
             return np.full(2, ~self.pad_token_id, np.int32), []
         prompt, answer = self.table.coded(document), self.table.coded(other)
+        # argmax of booleans is the first True.
         prompt, begin = prompt[: int((prompt >= 0).argmax())], int((answer >= 0).argmax())
         joined = np.concatenate([prompt, answer[begin:]])[: self.seq_len]
         if self.images is None:
@@ -190,6 +194,7 @@ def build_batch(documents: Sequence[NDArray[np.int32]], ids: Sequence[int], num_
     labels = np.full(len(unshifted), IGNORE_INDEX, np.int64)
     labels[:-1] = unshifted[1:]
     labels[ends - 1] = IGNORE_INDEX  # the next document's first token is not a label
+    # Each document's positions begin at 0 again.
     positions = np.arange(len(unshifted), dtype=np.int64) - np.repeat(ends - lengths, lengths)
     boundaries = np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int32)
     return Batch(

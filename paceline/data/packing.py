@@ -60,11 +60,14 @@ def best_fit_decreasing(lengths: NDArray[np.int32], seq_len: int, order: I64 | N
 def _place(descending: NDArray[np.int32], seq_len: int) -> tuple[I64, int]:
     """Return the bin of each document, for lengths in descending order, and the number of bins."""
     bin_of = np.empty(len(descending), np.int64)
+    # At most ``seq_len`` keys, however many bins there are.
     room: dict[int, list[I64]] = {}  # free tokens -> stacks of bins with that much room
+    # Negated, so that unique's ascending order is the longest first.
     values, starts = np.unique(-descending, return_index=True)
     ends = np.append(starts[1:], len(descending))
     num_bins = 0
     for value, first, last in zip((-values).tolist(), starts.tolist(), ends.tolist(), strict=True):
+        # An empty document takes a place as one token, as a bin would otherwise hold any number of them.
         length = max(int(value), 1)
         while first < last:
             # Best fit: the bins with the least room that is enough, or new bins.
@@ -78,9 +81,11 @@ def _place(descending: NDArray[np.int32], seq_len: int) -> tuple[I64, int]:
                 num_bins += wanted
             # Fill them with as many documents of this length as fit; the last bin may stay partly filled.
             packed = min(last - first, len(bins) * per_bin)
+            # Neighbours in the order share a bin.
             bin_of[first : first + packed] = np.repeat(bins, per_bin)[:packed]
             full, rest = divmod(packed, per_bin)
             _put(room, free - per_bin * length, bins[:full])
+            # The partly filled bin, if there is one.
             _put(room, free - rest * length, bins[full : full + 1])
             first += packed
     return bin_of, num_bins

@@ -30,6 +30,7 @@ def mix(values: U64) -> U64:
 
 def stream_key(*parts: int | str) -> int:
     """Return a 64-bit key for a named stream, such as ``stream_key(seed, "pack", epoch)``."""
+    # A separator that no part has: ("a", "bc") and ("ab", "c") differ.
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 

@@ -26,6 +26,7 @@ _FACTS = 5  # column index of ``facts`` in the file; the extra columns follow it
 
 def encode_labels(input_ids: I32, labelled: NDArray[np.bool_]) -> I32:
     """Return int32 [n]: ids and label mask in one number each."""
+    # ~id = -id - 1: token 0 has a complement too, which -0 would not be.
     return np.where(labelled, input_ids, ~input_ids).astype(np.int32, copy=False)
 
 
@@ -196,6 +197,7 @@ class TokenTable:
     def _place(self, document: int) -> tuple[int, int]:
         """Return (block of the file, row within it) of a document."""
         row = int(self._index[document])
+        # ``right``: a block's first row belongs to that block.
         batch = int(np.searchsorted(self._first_row, row, side="right")) - 1
         return batch, row - int(self._first_row[batch])
 
@@ -219,6 +221,7 @@ def starts_of(dataset: I32, row: NDArray[np.int64], group: int) -> NDArray[np.in
     """
     if group:
         return np.arange(0, len(row) + 1, group, dtype=np.int64)
+    # A row's number alone may be that of another data set's row beside it.
     begins = (np.diff(row) != 0) | (np.diff(dataset) != 0)
     inner = np.flatnonzero(begins) + 1
     return (
@@ -244,4 +247,5 @@ def _as_numpy(column: pa.Array) -> NDArray:
     ``column.to_numpy`` would import pandas (60 MB per process).
     """
     numbers = np.frombuffer(column.buffers()[1], dtype=column.type.to_pandas_dtype())
+    # A slice shares its parent's buffer from the offset on.
     return numbers[column.offset : column.offset + len(column)]

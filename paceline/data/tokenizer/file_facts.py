@@ -96,6 +96,7 @@ def _of_template(folder: Path, model: ModelSection, tokenizer_config: Mapping[st
 def _knows(folder: Path, model: ModelSection, tokenizer_config: Mapping[str, Json], token: str) -> bool:
     if token in (*model.add_tokens, *model.add_special_tokens, *model.special_tokens.values()):
         return True
+    # As JSON writes it, quotes included: part of a longer token is no hit.
     text = json.dumps(token)
     if text in json.dumps(tokenizer_config.get("added_tokens_decoder")):
         return True
@@ -129,6 +130,7 @@ def _is_large(value: Any) -> bool:
     """Whether a value is a large number, or a text that contains one (a format width)."""
     if isinstance(value, str):
         words = "".join(c if c.isdecimal() else " " for c in value).split()
+        # By digits: converting a very long number takes long itself.
         return any(len(word) > len(str(_LARGEST)) for word in words)
     return isinstance(value, (int, float)) and abs(value) > _LARGEST
 
@@ -166,6 +168,7 @@ def most_tokens(folder: Path, model: ModelSection) -> int | None:
         texts = {str(value["content"]) if isinstance(value, dict) else str(value) for value in special}
         texts |= {*model.add_tokens, *model.add_special_tokens, *model.special_tokens.values()}
         new = texts - set(ids)
+        # Ids may have gaps, so their number is not the bound.
         return max(len(ids), max(ids.values()) + 1) + len(new)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         return None
@@ -192,6 +195,7 @@ class SpecialTexts:
 
     def __init__(self, tokens: Iterable[str] = ()) -> None:
         self.tokens = frozenset(filter(None, tokens))
+        # An alternation takes the first that fits: a prefix must come after the longer token.
         longest_first = sorted(self.tokens, key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 

@@ -79,6 +79,7 @@ def _download(name: str, model: ModelSection) -> Path:
 
     # Code is fetched only where it may run
     patterns = [*_FILES, *_BESIDE, "*.py"] if model.trust_remote_code else [*_FILES, *_BESIDE]
+    # A pinned commit is of the model's repository, not of another one's.
     revision = model.revision if name == model.name_or_path else None
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))

@@ -191,6 +191,7 @@ class RunBuilder:
             windows, evaluated = rows, self.evaluated(runner, handles, algorithm)
             if generation is not None:
                 policy = handles[algorithm.trains[0]]
+                # Wraps the data's own windows: the order and the state stay theirs.
                 windows = own_answers(rows, source, plan, t, self.prepared, strategy, policy)
         # Bring each engine into the state it has after a first step (contract 9)
         filler = windows.filler()
@@ -206,6 +207,7 @@ class RunBuilder:
             role: strategy.prepare(role, build, self.plan.optimizer) for role, build in factories.items()
         }
         for role in algorithm.frozen:
+            # After the trained ones, in one order on every rank: preparing is collective.
             handles[role] = strategy.prepare(role, self.models.frozen(role), None)
         if self.world.device.type == "cpu":
             configure_malloc()
@@ -230,6 +232,7 @@ class RunBuilder:
         if spec.on_policy:
             return rollout_options(self.config.training, self.plan)
         options = spec.arguments(spec.options_of(self.config.training))
+        # Where the reference comes from is decided by the plan, not by the section.
         return {**options, "reference": self.plan.reference} if self.plan.reference else options
 
     def rollouts(
@@ -303,6 +306,7 @@ class RunBuilder:
                     if self.former is None:
                         raise
                     damage = error
+            # Everything is loaded again from the one before: a half of each would be no state.
             self.reader = self.former(damage)
         algorithm.load_state(as_object(self.reader.state.get("algorithm")))
         return TrainState.from_json(as_object(self.reader.state["train"]))
@@ -363,6 +367,7 @@ class RunBuilder:
             base=partial(kept_files, self.config.model, self.prepared.tokenizer_path),
             carried=partial(self.models.carried, exported, before),
         )
+        # Saves beside training agree by the store: their collectives must not mix with those of training.
         ranks = StoreRanks.open(self.world) if self.plan.save_async else self.world
         checkpointer = Checkpointer(
             self.run, ranks, t.save_total_limit, every=t.save_keep_every, disks=self.disks

@@ -54,6 +54,7 @@ class Models:
         if role is not Role.VALUE:
             return self._factory(role, self.config.model, self.plan.adapter, restored=restored)
         adapter = self.plan.adapter
+        # The same kind of adapter, but with its first values.
         fresh = adapter if adapter is None else replace(adapter, start=None)
         return self._factory(role, self._named(role) or self.config.model, fresh, restored=restored)
 
@@ -92,6 +93,7 @@ class Models:
         local = Path(model.name_or_path)
         name = str(local.resolve()) if local.is_dir() else model.name_or_path
         same = {"name_or_path": name, "revision": model.revision, "names": sorted(tensors.carried)}
+        # ``before`` holds the digests beside these three.
         if before.items() >= same.items():
             return before
         return carried_state(tensors.folder, name, model.revision, tensors.carried)

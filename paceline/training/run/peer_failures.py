@@ -63,6 +63,7 @@ class FailureReporter:
         """Report why this rank could not join the world; return its exit code."""
         line, finding = self._run.line, error.diagnostics[0]
         if line.held and error.__cause__ is not None and is_cascade(error.__cause__):
+            # Its report names the cause; this rank's own error would only be an echo.
             time.sleep(ECHO_SECONDS)  # a rank may have been killed: then the launcher ends this one
         print_diagnostics(error.diagnostics, self._run.env.rank)
         line.failed(error.exit_code, finding)
@@ -85,6 +86,7 @@ class FailureReporter:
             # the launcher may also end this process meanwhile
             alarm.await_root_cause(ROOT_CAUSE_SECONDS, timed_out=is_timeout(error))
         elif run.trainer is not None and run.trainer.saves is not None:
+            # A save that is under way may still become durable, if the error is this rank's own.
             run.trainer.saves.rescue()
         self._own_error.set()
         interrupted = isinstance(error, KeyboardInterrupt)

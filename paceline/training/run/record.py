@@ -79,6 +79,7 @@ class RunRecord:
         rollout = self.config.training.rollout
         keys = [server.api_key_env for server in rollout.all_servers] if rollout else []
         keys += [str(reward.options.get("api_key_env", "")) for reward in rollout.rewards] if rollout else []
+        # By value: no message may show what these variables hold.
         self.redact = Redactor.of(self.environ, *(key or "" for key in keys))
 
     @property
@@ -97,6 +98,7 @@ class RunRecord:
         if the nodes do not share it). Collective.
         """
 
+        # Runs on rank 0 alone, whose errors every rank then raises.
         def make() -> JsonObject:
             plan = self.plan.to_json()
             if self.start.plan is None:
@@ -169,6 +171,7 @@ class RunRecord:
             if not algorithm_spec(self.plan.algorithm).on_policy:  # who draws reads on in a window
                 world.barrier()  # all have loaded: nobody asks for a file any more
                 self.nodes.close()
+        # One rank a disk writes.
         if self.disks.leads(world.rank):
             resumes.mark()
 

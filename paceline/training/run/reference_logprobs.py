@@ -96,6 +96,7 @@ def reference_column(
         outputs = runner.forward_no_grad(handles, role, local_batch, frozenset({Output.LOGPROBS}))
         sums = document_sums(outputs[Output.LOGPROBS.value], local_batch).cpu().double().numpy()
         ids = local_batch.document_ids.cpu().numpy()
+        # Each document is on one data-parallel rank; the others hold 0, so the sum is its value.
         column[ids[ids >= 0]] = sums[: len(ids)][ids >= 0]
     for start in range(0, len(column), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
@@ -133,6 +134,7 @@ class ReferenceCache:
 
         if not self.world.is_main:
             return ""
+        # Renamed when complete: who reads never sees a half.
         part = self.path.with_suffix(f".{os.getpid()}.part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,6 +157,7 @@ class ReferenceCache:
                 digest = (file.metadata() or {}).get("sha256")
         except (OSError, SafetensorError):
             return None
+        # Computed again rather than trained on.
         if digest != _digest(columns):
             return None
         fits = {name: column.shape for name, column in columns.items()} == {

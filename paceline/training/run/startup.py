@@ -142,6 +142,7 @@ def log_overview(run: RunRecord, trainer: Trainer, observers: Observers) -> None
     parts = [f"{total:,} steps{begun}; {documents}"]
     if numbers := expected(run.plan, run.environ):
         row = run.plan.seq_len * algorithm_spec(run.plan.algorithm).documents_a_row
+        # Of full rows, as the prediction is.
         tokens = max(0, total - state.step) * run.plan.batch.global_batch * row
         parts.append(f"about {human_seconds(tokens / numbers.tokens_per_second)} expected")
     observers.message(overview_line("how long", "; ".join(parts)))
