@@ -95,6 +95,7 @@ class AnswerFinder:
         except RowError:
             return first, last
         start = _common(other, text)
+        # The common suffix, as a common prefix of the reversed texts.
         end = len(text) - _common(other[start:][::-1], text[start:][::-1])
         content = _plain(chat.messages[turn]["content"])
         after = text.find(content, last, end) if content else -1
@@ -109,6 +110,7 @@ class AnswerFinder:
             return None
         if regions:
             return [m for m in rendered.marks if any(a <= m[0] and m[1] <= b for a, b in regions)]
+        # The loop cannot be followed: the k-th block is taken for the k-th answer.
         answers = [n for n, message in enumerate(chat.messages) if message["role"] == "assistant"]
         if len(answers) != len(rendered.marks):
             raise RowError(
@@ -139,6 +141,7 @@ class AnswerFinder:
         if key not in self._openings:
             prompt, header = self._find_opening(parts, chat.options)
             thought = _THOUGHT.search(prompt)
+            # A template that opens a thought in the prompt may write none, or another, in the whole text.
             unthought = prompt[: thought.start()] if thought else prompt
             self._openings[key] = prompt, unthought, header[: len(unthought)]
         return self._openings[key]
@@ -169,6 +172,7 @@ class AnswerFinder:
         opened = self._template.render(_first(chat, turn), prompt=True) if turn else ""
         start = len(opened) if text.startswith(opened) else _common(opened, text)
         content = _plain(chat.messages[turn]["content"])
+        # The turns before this one differ once it follows: no prefix shows where it begins.
         if start < len(before):
             raise RowError(
                 "template_not_incremental",

@@ -76,6 +76,7 @@ class DroppedContentFinder:
             # So long a text stands there because of this turn: no rendering is needed
             if there and len(content) >= _LONG and contents.count(content) == 1:
                 continue
+            # Another content, not an empty one: templates may skip an empty turn.
             other: Message = {**message, "content": "paceline"}
             if there and not self._is_idle(example, text, number, other, "content"):
                 continue
@@ -114,6 +115,7 @@ class DroppedContentFinder:
         if any(self._is_idle(example, text, number, turn, f"call {call}") for call, turn in enumerate(turns)):
             yield DroppedContent("tool_calls", f"turn {number + 1}")
             return
+        # The call without its arguments: the same text means that they are lost.
         bare = [{**c, "function": {**f, "arguments": {}}} for c, f in zip(calls, functions, strict=True)]
         if any(not is_empty(function["arguments"]) for function in functions) and self._is_idle(
             example, text, number, _with_calls(message, bare), "arguments"

@@ -99,8 +99,10 @@ class Encoder:
         self.renderers = Renderers(tokenizer.chat_template, dict(tokenizer.special_tokens_map), marks)
         added = tokenizer.added_tokens_decoder
         specials = {i: token.content for i, token in added.items() if token.special}
+        # Named special tokens need not be among the added ones.
         specials |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         self._special = re.compile(
+            # Longest first: an alternation takes the first that fits.
             "|".join(re.escape(t) for t in sorted(specials.values(), key=len, reverse=True) if t) or r"(?!)"
         )
         self._special_ids = frozenset(specials)
@@ -225,6 +227,7 @@ class Encoder:
             return error
         if not rendered.runs:
             return encoded
+        # Where each former token begins now.
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(repeats)])
         features = encoded.input_ids == self.images.marks.token_id
         return encoded._replace(
@@ -283,10 +286,12 @@ class Encoder:
         encoding = self._tokens([text], chat=True)[0][1]
         if encoding is None or turns is None:
             return []
+        # Character by character: an inner turn overwrites the one around it.
         owner: dict[int, int] = {
             character: n for n, regions in enumerate(turns) for a, b in regions for character in range(a, b)
         }
         ends = (self._own_characters(text, encoding, token)[1] for token in range(len(encoding)))
+        # By its last character: a token may begin with the blank before a turn.
         owners = [owner.get(end - 1) for end in ends]
         if self.images is None or not runs:
             return owners
@@ -316,6 +321,7 @@ class Encoder:
         for tools in ((), (_TOOL,)) if self.renderers.templates else ():
             encoded = self.encode([Example(messages=_TURNS, tools=tools)])[0]
             trained = [] if isinstance(encoded, RowError) else encoded.input_ids[encoded.labelled].tolist()
+            # The last two: the end of turn, and a line break after it that some templates train.
             stops |= {i: None for i in trained[-2:] if i in self._special_ids}
         return tuple(stops)
 
@@ -360,6 +366,7 @@ class Encoder:
         labelled = np.ones(len(ids), np.bool_)
         if prompt:
             before = self._tokens([prompt], chat=False)[0][0][: len(ids)]
+            # cumprod: 1 up to the first difference, so the sum is the length of the common prefix.
             labelled[: int(np.cumprod(before == ids[: len(before)]).sum())] = False
         return Encoded(ids, labelled)
 
@@ -379,6 +386,7 @@ class Encoder:
         trained = np.flatnonzero(labelled)
         if self._eos is None or not len(trained) or self._is_ended(ids, trained):
             return Encoded(ids, labelled, rendered.left_out, answers=answers)
+        # What the template wrote after the last answer would stand between it and its end.
         ids, labelled = ids[: trained[-1] + 1], labelled[: trained[-1] + 1]
         ids, labelled = np.append(ids, np.int32(self._eos)), np.append(labelled, True)
         return Encoded(ids, labelled, rendered.left_out, end_added=True, answers=answers)

@@ -50,6 +50,7 @@ class GenerationBlocks(Extension):
         if self._enclosing:
             return f"{_OPEN}{text}{_SHUT}"
         if self._pieces is not None:
+            # What has been yielded so far stands before the block.
             start = sum(map(len, self._pieces))
             self._spans.append(((start, start + len(text)), text))
         return text

@@ -91,6 +91,7 @@ class ChatTemplate:
         marks, text = list(_MARK.finditer(marked)), _MARK.sub("", marked)
         count = len(chat.messages)
         if self._marks.taken_up or marked.count(_CLOSE) != self._marks.written:
+            # Rendered again, without marks: what counts is this text.
             plain, blocks = self._run(self._plain, chat, False)
             return Rendered(plain, _regions(marks, count) if plain == text else None, blocks)
         spans = [(_without_marks(marks, start), _without_marks(marks, end)) for start, end in blocks]
@@ -153,6 +154,7 @@ class _Marks:
 
     def of(self, messages: Sequence[JsonObject]) -> None:
         """Mark the turns of a conversation from now on."""
+        # By identity: two turns may be equal.
         self._numbers = {id(message): number for number, message in enumerate(messages)}
         self._begun: set[int] = set()
         self.taken_up = False
@@ -160,6 +162,7 @@ class _Marks:
 
     def begin(self, item: object, loop: int, direct: bool) -> str:
         number = self._numbers.get(id(item))
+        # A slice or a filter keeps the messages themselves, a template's own dict is none of them.
         if number is None:  # a turn of the template's own
             return self.end(None, loop)
         self._begun.add(loop)
@@ -240,6 +243,7 @@ def _regions(marks: Sequence[re.Match[str]], count: int) -> list[list[Span]]:
             spans.append((begin, end))
         start, before = end, mark.end()
         loop = int(mark.group(2))
+        # The loop's former turn ends where its next one begins.
         open_turns = [pair for pair in open_turns if pair[0] != loop]
         if mark.group(1) == _BEGIN:
             open_turns.append((loop, int(mark.group(3))))

@@ -74,6 +74,7 @@ def f1(answer: str, expected: str) -> float:
     """F1 of the common words, ignoring case, punctuation and articles (Rajpurkar et al. 2016, SQuAD)."""
     words, wanted = _words(answer), _words(expected)
     if not words or not wanted:
+        # Both empty: 1; one of them: 0. The ratio below would be 0 / 0.
         return float(words == wanted)
     return 2 * sum((Counter(words) & Counter(wanted)).values()) / (len(words) + len(wanted))
 
@@ -141,6 +142,7 @@ def passes_of(name: str) -> tuple[int, str] | None:
 
 def pass_at(k: int, samples: int, correct: int) -> float:
     """Return the chance that one of k of the samples is correct, unbiased (Chen et al. 2021, eq. 1)."""
+    # Fewer wrong ones than k: every choice of k has a correct one.
     return 1.0 if samples - correct < k else 1.0 - comb(samples - correct, k) / comb(samples, k)
 
 
@@ -277,6 +279,7 @@ def _read(lines: queue.Queue[str | None], scores: Scores, count: int, limit: flo
             if error:
                 scores.failed.append((len(scores.values), error))
             scores.values.append(float(value))
+        # The first line is ``ready``: from then on it is the pairs' limit.
         seconds = limit
     return ""
 
@@ -307,6 +310,7 @@ def _child(name: str, file: Path, first: int) -> Iterator[queue.Queue[str | None
     finally:
         child.kill()
         child.wait()
+        # The killed child has closed its end, so the thread comes to its own.
         reader.join()
         assert child.stdout is not None
         child.stdout.close()

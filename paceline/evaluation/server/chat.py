@@ -144,12 +144,14 @@ class Talk:
         kept: list[MessagePart] = []
         for part in parts:
             if part.kind == "call":
+                # One call at most: later ones are left out, as in vLLM.
                 if self._ids and self._request.parallel_tool_calls is False:
                     continue
                 self._ids.append(f"chatcmpl-tool-{secrets.token_hex(8)}")
             kept.append(part)
         self._parts += kept
         if delta.finish is not None:
+            # An answer cut by its length keeps that reason: its last call may be a part.
             called = bool(self._ids) and delta.finish == "stop"
             self.finish, self._reason = ("tool_calls" if called else delta.finish), delta.stop_reason
         return kept, scores

@@ -63,6 +63,7 @@ class Decoder:
 
     def delta(self, finished: bool) -> str:
         """Return the text that was not returned yet."""
+        # The end of an answer releases what was held back.
         end = len(self.text) if finished else len(self.text) - self._held
         start, self._given = self._given, max(self._given, end)
         return self.text[start : self._given]
@@ -84,6 +85,7 @@ class Decoder:
                 ends.append((start + len(stop), number, stop))
         if not ends:
             return None
+        # The one that is complete first; of equal ends the first that the request names.
         end, _, stop = min(ends)
         self.text = self.text[: end if self._rules.keep else end - len(stop)]
         return stop
@@ -106,6 +108,7 @@ class TokenTexts:
         text = self._alone(token)
         if not text.endswith(_BROKEN):
             return text
+        # With as few tokens before it as complete the character.
         for length in range(1, min(len(before), _CONTEXT) + 1):
             context = list(before[-length:])
             completed = self._decode([*context, token])
@@ -202,12 +205,14 @@ class Parser:
         for event in events:
             kind, name, text = event["type"], event.get("field"), str(event.get("text", ""))
             if kind == "region_open" and name == _CALLS:
+                # Kept, as an unfinished call is sent as it was written, mark included.
                 mark = self._opens_call.search(self._text, self._read)
                 self._call = self._read if mark is None else mark.start()
             elif kind == "region_close" and name == _CALLS:
                 self._call, value = None, event["value"]
                 parts += [_call(call) for call in (value if isinstance(value, list) else [value])]
             elif kind == "region_chunk":
+                # The parser says what it read, not where.
                 self._read = self._text.find(text, self._read) + len(text)
                 if not event.get("dirty") and name != _CALLS:
                     parts.append(MessagePart("reasoning" if name in _REASONING else "content", text))

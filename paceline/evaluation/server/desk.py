@@ -188,6 +188,7 @@ class Desk:
             bias=request.bias,
             allowed=tuple(request.allowed_token_ids or ()),
             least=request.min_tokens,
+            # ``ignore_eos`` does not end at them, but ``min_tokens`` still forbids them.
             ends=tuple({*stops, *served.ends}),
             top=request.top,
             grammar=self._grammars.of(request.response_format),
@@ -196,6 +197,7 @@ class Desk:
             request.stops, request.include_stop_str_in_output, request.min_tokens, request.skip_special_tokens
         )
         lengths = [min(wanted, served.positions - len(prompt)) for prompt in prompts]
+        # Below 2⁶³, as JSON clients and int64 hold it.
         seed = secrets.randbits(62) if request.seed in (None, -1) else int(request.seed or 0)
         return GenerationJob(prompts, request.n or 1, lengths, rules, stops, texts, seed)
 
@@ -215,6 +217,7 @@ class Desk:
 
         def put(item: Delta | BaseException | None) -> None:
             if not left.is_set():
+                # asyncio's queue is not safe from another thread.
                 loop.call_soon_threadsafe(queue.put_nowait, item)
 
         def work() -> None:
@@ -260,6 +263,7 @@ class Desk:
             steps = Stepwise(engine, some, job.rules)
             for each in steps:
                 for step in each:
+                    # ``step.number`` counts within this part of the requests.
                     delta = self._delta(step, decoders[step.number], job, steps)
                     yield delta._replace(answer=first + step.number)
 

@@ -123,6 +123,7 @@ class CommonRequest(BaseModel):
         if any(not stop for stop in self.stops):
             raise RequestError("stop cannot contain an empty string.", "stop")
         for name in self.logit_bias or ():
+            # JSON's keys are texts.
             if not name.lstrip("+-").isdecimal():
                 raise RequestError(f"logit_bias: {name!r} is no token id", "logit_bias")
         if self.allowed_token_ids == []:
@@ -276,6 +277,7 @@ class CompletionRequest(CommonRequest):
         prompt = self.prompt or []
         if isinstance(prompt, str):
             return [prompt]
+        # A list of numbers is one prompt; a list of lists, or of texts, is several.
         ids = [item for item in prompt if isinstance(item, int)]
         return [ids] if ids else [item for item in prompt if not isinstance(item, int)]
 

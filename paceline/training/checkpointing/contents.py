@@ -101,8 +101,10 @@ def hugging_face_files(
     The BOS, EOS and padding tokens agree in all of them. With an adapter also
     ``adapter_config.json``, which marks the checkpoint as an adapter rather than a full model.
     """
+    # A copy: ``align`` writes into it.
     config, generation = copy.deepcopy(dict(hf_config)), _generation(hf)
     special = prepared.special_tokens
+    # Where a padding token would be taken for the end of a scored row.
     tokens = replace(special, pad=None) if gives_scores(config) else special
     inner = config.get("text_config")
     part = inner if isinstance(inner, dict) and inner else config

@@ -83,6 +83,7 @@ def open_resume(
     kept, changes = keep_global_batch(reader.state, plan)
     changes += other_layout(reader.state, plan, reader.manifest)
     changes += requantised(reader.state, plan)
+    # With the kept global batch, which the config here need not have.
     changes += same_training(reader.state, {**state_now, "global_batch": kept.batch.global_batch})
     changes += changed_keys(reader.state, as_object(state_now["config"]))
     return ResumePoint(reader, kept, (*notes, *changes))
@@ -95,6 +96,7 @@ def _opened(
 
     def find() -> _Found:
         found_notes: list[Diagnostic] = []
+        # 0: contents are not read here; each rank verifies what it loads.
         path = find_checkpoint(where, run, found_notes, most_bytes=0, known=damaged)
         messages: list[JsonObject] = [n.to_json() for n in found_notes]
         if path is None:
@@ -164,6 +166,7 @@ class ResumeCandidates:
         self._now = self._open()
         if self._now.reader is None or self._now.plan != last.plan:
             raise damage
+        # A tensor that only the damaged one had would stay as it was loaded.
         if set(self._now.reader.names()) != set(last.reader.names()):
             raise damage
         return self._now.reader

@@ -51,6 +51,7 @@ def keep_global_batch(state: JsonObject, plan: Plan) -> tuple[Plan, list[Diagnos
     same_split = [training.get(key) for key in keys] == [plan.batch.micro_batch, plan.batch.accumulation]
     if rows == plan.batch.global_batch or (same_ranks and not same_split):
         return plan, []  # same ranks, another batch: ``same_run`` reports it
+    # The same rows a step: learning rates and the order of the data go on as they were.
     batch = resplit(rows, plan.batch.data_parallel_size, plan.batch.micro_batch)
     note = codes.RESUME_BATCH_RESPLIT(
         f"the run has had {rows} rows per step since its start"

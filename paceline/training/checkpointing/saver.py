@@ -97,6 +97,7 @@ class RunCheckpointer:
         CheckpointError."""
         contents = self._contents
         if self._keep_best:
+            # Before the save, which may remove old checkpoints.
             self._checkpointer.protect(contents.parts.state.best_step)
         state, shards = contents.state(), contents.shards(step)
         if self._beside is not None:
@@ -122,6 +123,7 @@ class RunCheckpointer:
         beside = self._beside
         if beside is None or not beside.is_running:
             return False
+        # Only a flag, a step late: training never waits for a save here.
         if not wait and self._working(beside.is_working):
             return False
         return self._ended(beside.end())
@@ -129,6 +131,7 @@ class RunCheckpointer:
     def rescue(self) -> None:
         """Let a save that is under way end before this rank's error ends the run. Not collective."""
         if self._beside is not None:
+            # The rank's own error is the one to report.
             with contextlib.suppress(CheckpointError):
                 self._ended(self._beside.end(RESCUE_SECONDS))
 
