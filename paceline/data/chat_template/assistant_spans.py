@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from paceline.core.json_types import Json, JsonObject
 from paceline.data.chat_template.render import ChatTemplate, Rendered, Span, TemplateInput
+from paceline.data.rows.formats import Example
 from paceline.data.rows.values import RowError
 
 _ANSWER = "answered by paceline"
@@ -221,3 +222,39 @@ def _common(a: str, b: str) -> int:
         else:
             high = middle - 1
     return low
+
+
+def trained_turns(example: Example, train_on: str) -> list[int] | None:
+    """Return the turns with loss; None if no turn sets it, so that ``train_on`` decides."""
+    if not any("trained" in message for message in example.messages):
+        return None
+    return [
+        number
+        for number, message in enumerate(example.messages)
+        if number >= example.learn_from
+        and message.get("trained", train_on == "all" or message["role"] == "assistant")
+    ]
+
+
+def idle_weights(example: Example, train_on: str) -> tuple[str, ...]:
+    """Return the name under which redundant turn weights are counted."""
+    for number, message in enumerate(example.messages):
+        has_loss = number >= example.learn_from
+        usual = has_loss and (train_on == "all" or message["role"] == "assistant")
+        if "trained" in message and (not has_loss or message["trained"] == usual):
+            return ("messages[].weight (or loss, train: of turns where it changes nothing)",)
+    return ()
+
+
+def all_but(rendered: Rendered, trained: Sequence[int]) -> list[Span]:
+    """Return all characters but those of turns without loss. Raises RowError."""
+    if rendered.turns is None:
+        raise RowError("template_not_incremental", "which turn wrote which characters cannot be told")
+    spans: list[Span] = []
+    before = 0
+    for start, end in sorted(
+        span for number, regions in enumerate(rendered.turns) if number not in trained for span in regions
+    ):
+        spans.append((before, start))
+        before = end
+    return [(a, b) for a, b in [*spans, (before, len(rendered.text))] if b > a]

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from paceline.core.json_types import JsonObject
 from paceline.core.security import resource_limits
-from paceline.data.chat_template.assistant_spans import AnswerFinder
+from paceline.data.chat_template.assistant_spans import AnswerFinder, all_but, idle_weights, trained_turns
 from paceline.data.chat_template.conversation import Renderer, Renderers
 from paceline.data.chat_template.dropped_content import OPTION
 from paceline.data.chat_template.jinja_sandbox import Span
 from paceline.data.chat_template.options import options_read
-from paceline.data.chat_template.render import Rendered
 from paceline.data.images.expand import ImageWriter
 from paceline.data.images.slots import SLOT, has_slot
 from paceline.data.rows.formats import Example
@@ -413,7 +412,7 @@ class Encoder:
             numbers = range(example.learn_from, len(example.messages))
             trained = [n for n in numbers if example.messages[n]["role"] == "assistant"]
         if self.train_on == "all":
-            return RenderedText(rendered.text, _all_but(rendered, trained), left_out)
+            return RenderedText(rendered.text, all_but(rendered, trained), left_out)
         finder = self._finder(renderer)
         spans = finder.spans(chat, rendered, trained)
         for (
@@ -452,42 +451,6 @@ class Encoder:
         if renderer not in self._finders:
             self._finders[renderer] = AnswerFinder(renderer.template, self._special, self.tokenizer.bos_token)
         return self._finders[renderer]
-
-
-def trained_turns(example: Example, train_on: str) -> list[int] | None:
-    """Return the turns with loss; None if no turn sets it, so that ``train_on`` decides."""
-    if not any("trained" in message for message in example.messages):
-        return None
-    return [
-        number
-        for number, message in enumerate(example.messages)
-        if number >= example.learn_from
-        and message.get("trained", train_on == "all" or message["role"] == "assistant")
-    ]
-
-
-def idle_weights(example: Example, train_on: str) -> tuple[str, ...]:
-    """Return the name under which redundant turn weights are counted."""
-    for number, message in enumerate(example.messages):
-        has_loss = number >= example.learn_from
-        usual = has_loss and (train_on == "all" or message["role"] == "assistant")
-        if "trained" in message and (not has_loss or message["trained"] == usual):
-            return ("messages[].weight (or loss, train: of turns where it changes nothing)",)
-    return ()
-
-
-def _all_but(rendered: Rendered, trained: Sequence[int]) -> list[Span]:
-    """Return all characters but those of turns without loss. Raises RowError."""
-    if rendered.turns is None:
-        raise RowError("template_not_incremental", "which turn wrote which characters cannot be told")
-    spans: list[Span] = []
-    before = 0
-    for start, end in sorted(
-        span for number, regions in enumerate(rendered.turns) if number not in trained for span in regions
-    ):
-        spans.append((before, start))
-        before = end
-    return [(a, b) for a, b in [*spans, (before, len(rendered.text))] if b > a]
 
 
 def _token_range(encoding: Encoding, start: int, end: int) -> tuple[int, int]:

@@ -112,8 +112,7 @@ class Alarm:
         self._foreign: tuple[int, Diagnostic] | None = None
         self.silent_ranks: list[int] = []
         self._threads: list[threading.Thread] = []
-        # The kernel must not cut a line before the run's own limit says that the network is down for too
-        # long.
+        # The kernel must not cut a line before the run's own limit for a network that is down.
         patience = max(LEAST_LIMIT_SECONDS, self._limits.longest)
         self._presence = LivenessSocket(world.rank, world.world_size, world.secret, self._line_cut, patience)
 
@@ -260,8 +259,7 @@ class Alarm:
 
         One that goes on giving signs of life is not: something in between has reset the connection.
         """
-        # Waits first: an error of that rank, or its launcher's report of its exit, says more than a cut
-        # line.
+        # Waits first: that rank's error, or its launcher's report, says more than a cut line.
         cut = time.monotonic()
         while time.monotonic() < cut + GONE_SECONDS:
             if self._stop.wait(TICK_SECONDS) or self._own.is_set() or self._following.is_set():
@@ -297,8 +295,7 @@ class Alarm:
         mine = alive_key(self._world.rank)
         beats, next_beat = 0, 0.0
         try:
-            # Every call below may block for as long as the store does; ``_keep_clock`` judges by the clock
-            # meanwhile.
+            # Every call below may block as long as the store does; ``_keep_clock`` judges by the clock.
             while not self._stop.wait(POLL_SECONDS):
                 message = parsed_failure(self._store.get("error"))
                 self._answered = time.monotonic()
@@ -372,7 +369,6 @@ class Alarm:
         """
         self._stood_still = max(self._stood_still, seconds)
         self._answered = min(now, self._answered + seconds)
-        # Heartbeats that came meanwhile have not been read yet.
         self._vigil.forgive(seconds, now)
         if seconds >= self._longest_silence:
             self._answered = now - self._longest_silence + _DOUBT_SECONDS
