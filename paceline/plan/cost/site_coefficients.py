@@ -86,6 +86,7 @@ class _CalibrationFile:
 
 def factor_of(ratios: Iterable[float | None]) -> float:
     """Return the factor that measured / predicted ``ratios`` teach; 1 without any."""
+    # Logarithms, so that twice and half as much cancel out.
     logs = [math.log(ratio) for ratio in ratios if ratio]
     low, high = BOUNDS
     return min(high, max(low, math.exp(sum(logs) / (len(logs) + PRIOR)))) if logs else 1.0

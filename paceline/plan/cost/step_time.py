@@ -80,10 +80,12 @@ def speed_of(work: StepSpec, c: SpeedCoefficients) -> Speed:
     ``step`` adds them up: the slowest stage's time per micro-batch times ``accumulation``, and once per step
     the pipeline bubble, gradient reduction, optimizer, offloading, other models and generation.
     """
+    # A pipeline runs at the pace of its slowest stage.
     compute, tensor, gather = max((_slot(work, c, stage) for stage in work.stage_kinds), key=sum)
     m = work.accumulation
     exchange = work.shape.layers / work.pp * _context_parallel(work, c)
     send = _send(work, c)
+    # Narayanan et al. 2021, section 2.2: v stages a rank divide the bubble by v.
     bubble = (work.pp - 1) / work.stages_a_rank * (compute + tensor + gather + send)
     reduce = _reduce(work, c, work.largest_stage, compute)
     return Speed(
@@ -108,6 +110,7 @@ def _pictures(work: StepSpec, c: SpeedCoefficients) -> float:
     """Return the seconds of tower and projector for a micro-batch's pictures, at the matmuls' speed."""
     if work.picture is None:
         return 0.0
+    # What measured products reach; without a measurement 80 % of the data sheet's peak is assumed.
     reached = work.machine.reached or 0.8 * work.machine.flops
     return work.pictures * work.picture.flops / (reached * c.kernel)
 
@@ -148,11 +151,14 @@ def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float
     products = passes + (0.0 if MATMUL in work.keeps else again)
     scores = SCORE_PASSES + (0.0 if ATTENTION in work.keeps else again)
     passes += again
+    # Two FLOP a weight and token in each pass.
     layer = 2.0 * products * tokens * work.layer_matmul / tp
+    # Two products, scores and values, over half of the keys (causal).
     attention = 2.0 * scores * tokens * 2 * shape.heads * shape.head_dim * work.seq_len / 2 / tp
     head = 2.0 * 3 * tokens * work.embedding_parameters / tp if stage.head else 0.0
     # Time of a layer alone: matmuls at their efficiency, and elementwise kernels by bytes moved.
     width = shape.hidden_size / tp
+    # A saturating form: half the efficiency at a width of ``c.width``, or at ``c.rows`` tokens.
     efficiency = c.kernel / (1 + c.width / width + c.rows / tokens)
     share = ATTENTION_SHARE if work.fused else work.machine.attention
     busy = layer / (peak * efficiency) + attention / (work.machine.flops * share * c.attention)
@@ -165,6 +171,7 @@ def _slot(work: StepSpec, c: SpeedCoefficients, stage: StageSize) -> tuple[float
     bandwidth, waits = _tensor_parallel(work, c)
     alone = busy + moved_time
     launch = c.launch * 1e-3 * passes / 3 * (c.compiled_time if work.fuses else 1.0)
+    # A part of the transfer hides behind compute, but the link itself bounds it; latencies add.
     with_group = max(alone + c.tensor_exposed * bandwidth, launch, bandwidth) + waits
     if work.tp > 1 and work.pp > 1:
         spread = Group(work.tp, 1).nodes(work.machine) - 1
@@ -264,6 +271,7 @@ def _gather(work: StepSpec, c: SpeedCoefficients, busy: float) -> float:
     if not work.adapter:
         reduced = pass_time(group, gradient_bytes(work) * count, work.machine, c)
         seconds += reduced / (work.accumulation if work.pp > 1 else 1)
+    # What compute hides is gone from the step, but slows the compute down.
     return max(0.0, seconds - c.overlap * busy) + c.overlap_slow * min(seconds, busy)
 
 
@@ -299,6 +307,7 @@ def _reduce(work: StepSpec, c: SpeedCoefficients, parameters: float, compute: fl
         if work.storage.sent:
             seconds += pass_time(group, work.storage.sent * parameters, work.machine, c, message)
     elif work.zero == 3 and work.dp * work.cp > work.sharers:
+        # HSDP: after the reduce-scatter each rank all-reduces its shard over the replicas.
         replicas = Group(work.dp * work.cp // work.sharers, work.tp * work.sharers)
         replicated = 2 * pass_time(replicas, each * parameters / work.sharers, work.machine, c, message)
         left = (1 - c.overlap) * compute  # by the gathers
@@ -358,6 +367,7 @@ def offload_seconds(work: StepSpec) -> float:
     if work.offload == "none":
         return 0.0
     cards = min(work.machine.node, work.world)
+    # All cards of a node copy at once.
     link = min(work.machine.host, HOST_COPIES / cards)
     parameters, again = work.trained_part.share * work.largest_stage, 2.0 * work.largest_stage
     if work.adapter:
@@ -382,7 +392,9 @@ def _generation(work: StepSpec, c: SpeedCoefficients) -> float:
     cut = work.tp * work.pp
     weights = 2.0 * shape.num_parameters / cut
     answers = work.micro_batch * work.accumulation * rollout.windows
+    # Keys and values, two bytes each; on average half a row.
     cached = 2 * 2.0 * shape.layers * shape.kv_heads * shape.head_dim * work.seq_len / 2 * answers / cut
+    # 0.6 of the bandwidth is assumed to be reached; stages of a pipeline decode in turn.
     a_token = (weights + cached) / (0.6 * work.machine.hbm) * work.pp
     layer = GRAPH_LAYER if rollout.captured else c.launch * 1e-3 / 3
     rollout_seconds = rollout.answer * max(a_token, layer * shape.layers)

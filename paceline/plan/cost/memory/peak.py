@@ -32,6 +32,7 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
     parameters, gradients, optimizer = _states(work, stage_parameters)
     # Activations: all that layers in flight save, or layer inputs and one live layer if recomputed.
     attention, mlp = _layer(work, c)
+    # Layers before the first trained one save nothing: no gradient reaches them.
     slots = max(0, stage.layers - work.trained_part.first_layer) * in_flight(work, stage_index)
     layer = largest_layer(work, attention + mlp)
     working = _scores(work) if stage.layers else 0.0  # of the layer whose gradients are computed
@@ -41,6 +42,7 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
         attention, mlp = layer_bytes(work, c)
     logits = _logits(work, c) if stage.head and not work.spec.scalar_head else 0.0
     gathered = throughout = _gathered(work, c, stage_parameters, stage, slots)
+    # Two candidates for the peak: the head's forward, and the last layer's backward just after it.
     if logits and work.kernels != "eager" and work.pp == 1:
         # Logits are gone when the backward begins: the peak is where the head computes them, or after it.
         before = _gathered_at_head(work, gathered, stage_parameters, stage)
@@ -52,10 +54,12 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
             logits, mlp_gradients = logits - head_chunks(work), flowing
     layer_sum = attention + mlp
     # A rollout's KV cache is freed before the update: it counts only beyond the update's activations.
+    # Never both at once, so the larger of the two counts.
     gathered += max(0.0, _answers(work) - (layer_sum * slots + checkpoints + logits + gathered))
     picture = work.picture
     images = work.pictures * (picture.saved + picture.pixels) if picture is not None else 0.0
     moving = layer_sum * slots + checkpoints + images + logits + gathered + working + mlp_gradients
+    # Again two candidates: the backward's begin (all activations) and its end (all gradients).
     if gradients_begin_anew(work):
         first = first_gradients(work, gradients, stage_parameters) if mlp_gradients else 0.0
         one = largest_layer(work, sum(_layer(work, c))) + working + (_flowing(work) if mlp_gradients else 0.0)
@@ -78,6 +82,7 @@ def peak_of(work: StepSpec, c: MemoryCoefficients, stage_index: int) -> Peak:
         * stage_parameters
         / (work.sharers if work.zero == 3 else 1)
     )
+    # Last, as a share of everything before.
     fragments += c.safety * (parameters + gradients + optimizer + moving + fragments + overhead)
     return Peak(
         parameters=parameters,
@@ -155,6 +160,7 @@ def _flowing(work: StepSpec) -> float:
     They are of its product and of what went in, and of the layer's output. The product itself is made once
     more, for the last weight's gradient.
     """
+    # A token of a mixture visits several experts' widths.
     inner = work.shape.intermediate * max(1.0, _visited(work)) / work.tp
     tensors = (3 if work.shape.family.gated else 2) + (0 if work.adapter is not None else 1)
     return work.element * work.tokens * (tensors * inner + work.shape.hidden_size)
@@ -197,11 +203,13 @@ def _unsharded(
         weights = root * weights + each * (2 if work.prefetch else 1) * layer
     unit = parameters if how.one_unit else layer
     if frozen is None:
+        # fp32, of the unit whose backward runs, until they are reduce-scattered.
         gradients = 4.0 * unit
     else:  # frozen weights have none; quantized ones are expanded a matrix at a time
         gradients = 4.0 * trained * unit / parameters
         expanded = work.shape.hidden_size * work.shape.intermediate / work.tp
         weights += work.element * expanded if frozen.base_bytes < 2 else 0.0
+    # Small models keep whole gradients between micro-batches (``FSDP.no_sync``).
     if work.accumulation > 1 and 4.0 * trained <= how.whole_gradients:
         gradients += 4.0 * trained
     return weights + gradients
@@ -239,6 +247,7 @@ def _answers(work: StepSpec) -> float:
 
 def worst_peak(work: StepSpec, c: MemoryCoefficients) -> tuple[int, Peak]:
     """Return (stage, peak) of the fullest pipeline stage, from the first two and the last two stages."""
+    # Activations fall from stage to stage; embedding and head make the two ends larger.
     places = {0, 1, work.pp - 2, work.pp - 1} if work.pp > 1 else {0}
     peaks = [(stage, peak_of(work, c, stage)) for stage in sorted(p for p in places if 0 <= p < work.pp)]
     return max(peaks, key=lambda pair: pair[1].total)
@@ -314,6 +323,7 @@ def _kept(work: StepSpec, c: MemoryCoefficients) -> tuple[float, float]:
     if fused:
         attention, mlp = attention * work.saves, mlp * work.saves
     if not work.flash:
+        # Korthikanti et al. 2022, equation 1: 5 a s / h a token: scores, softmax and dropout.
         attention += 5.0 * shape.heads * work.seq_len / work.cp
     if work.compiled:
         attention, mlp = attention * c.compiled, mlp * c.compiled
@@ -376,6 +386,7 @@ def _visited(work: StepSpec) -> float:
     """Return the number of experts per token (1 for a dense model)."""
     if not work.shape.experts:
         return 1.0
+    # Weights of one expert: gate, up and down, or up and down.
     expert = (3 if work.shape.family.gated else 2) * work.shape.hidden_size * work.shape.intermediate
     q, kv = work.shape.heads * work.shape.head_dim, work.shape.kv_heads * work.shape.head_dim
     attention = work.shape.hidden_size * (2 * q + 2 * kv)
@@ -395,6 +406,7 @@ def head_kept(work: StepSpec) -> float:
     """Return what the head saves for its backward: gradients, which its forward computes."""
     trained = work.adapter is None or work.adapter.full_modules > 0
     gradient = 4.0 * work.embedding_parameters / work.tp if trained else 0.0
+    # [V, H] in fp32, and the gradient of the hidden states.
     return gradient + work.element * work.tokens * work.shape.hidden_size
 
 
@@ -428,6 +440,7 @@ def _gathered(
         # measured in pipelines: almost none with two stages, more with larger groups, little beyond two nodes
         if work.pp > 1:
             far = 0.25 if work.tp > 2 * work.machine.node else 1.0
+            # Fitted to published runs (dev/research/planner_accuracy.py); no formula behind it.
             each, ends = c.gathered_pipeline * (far * work.tp / (work.tp + 8) if work.pp > 2 else 0.05), 0.0
         gathered += (each * (slots if work.recompute == "none" else 1) + ends) * work.tokens * h
     # torch's pipelines gather once per window: weights stay gathered, gradients accumulate unsharded
