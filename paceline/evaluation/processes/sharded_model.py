@@ -21,7 +21,8 @@ from paceline.launch.environment.guide_variables import current
 from paceline.launch.run_secret import read_secret
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.materialize import build_on_meta, fill
-from paceline.models.parallel.tensor_parallel import TP_SIZE, apply_tensor_parallel, how_cut
+from paceline.models.parallel.tensor_parallel import apply_tensor_parallel
+from paceline.models.parallel.tensor_parallel_cut import TP_SIZE, how_cut
 from paceline.plan.mesh import Mesh
 from paceline.plan.strategy_options import FsdpOptions
 from paceline.protocols.model import BuildOptions

@@ -290,7 +290,7 @@ class ModelShape:
     @property
     def shards_tokens(self) -> bool:
         """Whether sequence parallelism can shard its tokens between blocks
-        (``models.parallel.tensor_parallel``).
+        (``models.parallel.tensor_parallel_cut``).
         """
         return self.rows == PACKED and not self.experts and not self.carries
 

@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from transformers import PretrainedConfig
 
 from paceline.core.errors import ConfigError
-from paceline.models.parallel.tensor_parallel import ROWWISE
+from paceline.models.parallel.tensor_parallel_cut import ROWWISE
 from paceline.models.parallel.tensor_parallel_lora import adapted_plan, is_adapted, share_dropout
 from paceline.models.replace_forward import own_class
 from paceline.plan.strategies.deepspeed.options import no_tensor_plan, tensor_plan_without_zero

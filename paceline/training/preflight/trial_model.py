@@ -24,7 +24,7 @@ from paceline.models.attention.rope_per_document import DocumentRope
 from paceline.models.factory import HFModelFactory
 from paceline.models.loading.model_source import load_hf_config
 from paceline.models.parallel import pipeline_stages
-from paceline.models.parallel.tensor_parallel import how_cut
+from paceline.models.parallel.tensor_parallel_cut import how_cut
 from paceline.models.vision.whole_model import text_model
 from paceline.plan.algorithms.rollout import any_answers
 from paceline.plan.algorithms.spec import algorithm_spec

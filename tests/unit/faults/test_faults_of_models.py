@@ -226,7 +226,7 @@ def test_what_the_table_settles_is_so(kind: str) -> None:
     from paceline.models import quantized_linear
     from paceline.models.activation_checkpointing import enable_recompute
     from paceline.models.factory import HFModelFactory
-    from paceline.models.parallel.tensor_parallel import how_cut
+    from paceline.models.parallel.tensor_parallel_cut import how_cut
     from paceline.plan.model.shrink import shrunk
     from paceline.protocols.model import BuildOptions
     from paceline.protocols.roles import Role

@@ -14,7 +14,7 @@ from paceline.models.attention.context_parallel_attention import CpuTail, attend
 from paceline.models.attention.reference_attention import AttentionOptions, scores_attention
 from paceline.models.attention.sequence_info import PackedSequenceInfo
 from paceline.models.loading.model_source import load_hf_config
-from paceline.models.parallel.tensor_parallel import tensor_parallel_plan
+from paceline.models.parallel.tensor_parallel_cut import tensor_parallel_plan
 from paceline.protocols.batch import IGNORE_INDEX
 
 
