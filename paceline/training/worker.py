@@ -60,6 +60,8 @@ def prepare_run(
         startup.report_to_other_nodes(env, environ, error, preparation.store)
         raise
     run = RunRecord(start, env, plan, environ, line, prepared, time.monotonic() - begun, preparation.store)
+    # Before torch compiles anything: it runs code from its cache, by default a folder in /tmp that another
+    # user may have made.
     keep_compiled_code_private(environ)
     if start.config.training.full_determinism:
         use_deterministic_kernels()
@@ -76,6 +78,8 @@ def run_worker(run: RunRecord, settings: Mapping[str, tuple[str, str]]) -> int:
     failures = FailureReporter(run)
     try:
         startup.refuse_unsigned(run)
+        # After the data: preparing may take hours, and a process group's first collective has a limit of
+        # minutes.
         world = World.open(
             run.env,
             device=run.plan.device,
@@ -152,6 +156,7 @@ def train(world: World, run: RunRecord, signals: StopSignals, settings: Mapping[
     trainer = run.train_with(builder.build(hooks, run.published))
     state, t, limits = trainer.state, run.config.training, run.plan.limits
     run.end_resume(world, observers, resumes)
+    # The start may load and compile for long; from here on a collective that takes so long is a hang.
     limit_groups(world, max(limits.step.seconds, limits.between.seconds))
     total = trainer.cadence.total_steps
     observers.begin(run.start_event(world, state.step, total, process_seconds()))
@@ -171,6 +176,8 @@ def train(world: World, run: RunRecord, signals: StopSignals, settings: Mapping[
     if trainer.saves is not None:
         beat = partial(observers.heartbeat.beat, state.step, SAVE)
         deadline = Deadline(t.upload_timeout or AFTER_STOP_SECONDS, lambda: signals.since)
+        # Uploads in the background go on after the last step; the heartbeat says that the rank is alive
+        # meanwhile.
         if not trainer.saves.finish(beat, deadline):
             outcome = "stopped"  # also where the signal came after the last step: a resume uploads
     # What ran in fact, and how long it was compiled

@@ -65,9 +65,11 @@ def connect_store(
             env.world_size,
             is_master=host,
             timeout=datetime.timedelta(seconds=seconds),
+            # Arrival is counted in ``arrive``, which can say who is missing.
             wait_for_workers=False,
             master_listen_fd=listener(env.meeting_host, env.master_port) if host else None,
         )
+        # The constructor's timeout was only what was left for connecting.
         store.set_timeout(datetime.timedelta(seconds=timeout_seconds))
         return store
 
@@ -114,6 +116,7 @@ def listener(host: str, port: int) -> int:
     """
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     refused: OSError | None = None
+    # IPv4 first: ``localhost`` often resolves to ::1 first, where other ranks may not connect.
     for family, kind, protocol, _, address in sorted(addresses, key=lambda info: info[0] != socket.AF_INET):
         try:
             return _listening(family, kind, protocol, address)
@@ -134,9 +137,11 @@ _Address = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]  # of
 
 def _listening(family: int, kind: int, protocol: int, address: _Address) -> int:
     with contextlib.closing(socket.socket(family, kind, protocol)) as server:
+        # A restart finds the port in TIME_WAIT for a minute.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(address)
         server.listen(_BACKLOG)
+        # torch takes the descriptor over; a socket object would close it when collected.
         return server.detach()
 
 
@@ -171,6 +176,7 @@ def arrive(
 
     def announce() -> None:
         refusals.signed.set(alive_key(env.rank), "{}")
+        # The last to come wakes all: one counter, and one key to wait for.
         if store.add(ARRIVED, 1) == env.world_size:
             store.set(ALL_HERE, "1")
 

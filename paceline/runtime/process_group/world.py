@@ -119,6 +119,7 @@ class World:
             refuse(env, secret, exc, hosted=hosted)
             raise
         if is_accelerator(chosen.type):
+            # NCCL, and libraries that take "the current device", would use device 0 on every rank.
             torch.accelerator.set_device_index(chosen.index or 0)
         free_bytes, bound = free_memory(chosen), bind_to_card(chosen)
         if env.world_size == 1:
@@ -144,9 +145,11 @@ class World:
             secret,
         )
         world.free_bytes, world.bound = free_bytes, bound
+        # From here on the alarm watches: comparing devices and opening the group can hang already.
         met(world)
         world.notes += agree_on_devices(store, env, secret, own_facts(chosen), timeout_seconds)
         try:
+            # A prefix of its own keeps torch's keys apart from ours in the same store.
             world._open_group(name, dist.PrefixStore("group", store))
         except RuntimeError as exc:
             raise _group_error(exc, env, name) from exc
@@ -185,6 +188,8 @@ class World:
             rank=self.rank,
             world_size=self.world_size,
             timeout=group_timeout(self.timeout_seconds),
+            # With it NCCL connects eagerly, so that a broken link shows here; mixed backends do not take
+            # it.
             device_id=self.device if native and not beside else None,
         )
 
@@ -207,6 +212,7 @@ class World:
         """
         if self.world_size == 1:
             return values
+        # ``all_reduce`` works in place; the caller keeps its own numbers.
         total = values.to(self._wire, copy=True)
         dist.all_reduce(total)
         return total.to(values.device)
@@ -247,6 +253,7 @@ class World:
         """
         if self.world_size == 1 or not tensor.numel():
             return tensor
+        # As bytes, so that every dtype travels, also those that a backend cannot reduce (fp8, bool).
         sent = tensor.reshape(-1).view(torch.uint8).to(self._wire)
         dist.broadcast(sent, src, group=group)
         return sent.cpu().view(tensor.dtype).reshape(tensor.shape)
@@ -264,6 +271,7 @@ class World:
         lengths = [int(s) for s in sizes]
         for rank, length in enumerate(lengths):
             _check_size(length, limit_bytes, rank)
+        # ``all_gather`` needs equal sizes: padded to the longest, cut again below.
         padded = _bytes_tensor(data, max(lengths)).to(self._wire)
         gathered = [torch.empty_like(padded) for _ in range(self.world_size)]
         dist.all_gather(gathered, padded)
@@ -274,6 +282,7 @@ class World:
         if self.world_size == 1:
             return [values]
         counts = self.all_gather_json(len(values))
+        # The counts are exchanged first; rows of padding are dropped again.
         padded = values.new_zeros(max(counts), *values.shape[1:])
         padded[: len(values)] = values
         gathered = [torch.empty_like(padded, device=self._wire) for _ in counts]
@@ -288,6 +297,7 @@ class World:
         result is still durable). ``ok=False``: other ranks may be gone or stuck. Then this does not wait, and
         leaves the group, as destructors of a broken group can hang; the caller ends the process.
         """
+        # A world of one has a group only if an engine asked for it (``require_group``).
         if self.closed or self.world_size == 1:
             if not self.closed and dist.is_initialized():
                 dist.destroy_process_group()
@@ -297,6 +307,7 @@ class World:
         if not ok:
             return True
         try:
+            # Everybody is past its last collective: no rank destroys a group that another still uses.
             self.barrier()
             synchronize(self.device)
             dist.destroy_process_group()
