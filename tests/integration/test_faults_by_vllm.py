@@ -116,25 +116,15 @@ def test_a_fault_of_weights_is_named(harm: Any, said: str, folder: Path, url: st
     assert said in mine.text, mine.text
 
 
-def exchanged_experts(between: Between, before: dict[str, Any]) -> dict[str, Any]:
-    other = {".experts.0.": ".experts.1.", ".experts.1.": ".experts.0."}
-    return {
-        name: between.state[name.replace(key, other[key])]
-        for name in between.state
-        for key in other
-        if key in name
-    }
-
-
-def test_exchanged_experts_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["transfer", "folder"])
+def test_experts_that_vllm_does_not_take_over_are_named(way: str, tmp_path: Path) -> None:
+    """vLLM 0.32 packs experts for its kernel on CPUs at the first load only: after a second one it computes
+    with other weights, and answers 200. (With --enable-lora it computes experts by Triton alone.)
+    """
     model = vllm_asked.write_model(tmp_path / "mine", vllm_asked.EXPERTS)
-    with real_vllm(tmp_path, model, *TAKES_WEIGHTS) as url:
-        clean = trial(tmp_path, tmp_path, "transfer")
-        clean.run(url, 3)
-        assert not clean.codes and not clean.misled, clean
-        mine, between = trial(tmp_path, tmp_path, "folder"), Between(url, state_of(model), exchanged_experts)
-        with listening(passing_on(between)) as address:
-            mine.run(address, 3)
+    with real_vllm(tmp_path, model, *TAKES_WEIGHTS[TAKES_WEIGHTS.index("--weight-transfer-config") :]) as url:
+        mine = trial(tmp_path, tmp_path, way)
+        mine.run(url, 1)
     assert WRONG in mine.codes and IN_0 in mine.text and not mine.misled, mine
 
 
@@ -165,19 +155,22 @@ def exchanged(name: str) -> str:
 
 
 def into_one(name: str) -> str:
-    """Half an update: a layer gets nothing, another two."""
+    """Half an update: a layer gets nothing, another two; vLLM refuses the second."""
     return name.replace(".layers.1.", ".layers.0.")
 
 
-@pytest.mark.parametrize("rename", [exchanged, into_one])
+@pytest.mark.parametrize(
+    ("rename", "code", "said"),
+    [(exchanged, WRONG, " is in model.layers."), (into_one, "rollout.server_status", "/update_weights")],
+)
 def test_a_fault_of_a_transfer_is_named(
-    rename: Callable[[str], str], folder: Path, url: str, tmp_path: Path
+    rename: Callable[[str], str], code: str, said: str, folder: Path, url: str, tmp_path: Path
 ) -> None:
     reset(url, folder)
     mine, between = trial(folder, tmp_path, "transfer"), Between(url, {}, rename=rename)
     with listening(passing_on(between)) as address:
         mine.run(address, 3)
-    assert WRONG in mine.codes and not mine.misled and " is in model.layers." in mine.text, mine
+    assert code in mine.codes and not mine.misled and said in mine.text, mine
 
 
 # --- requests, and what others do

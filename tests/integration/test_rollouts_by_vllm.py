@@ -117,6 +117,9 @@ def test_a_run_learns_the_same_whoever_writes_its_answers(
     served = learnt(paceline, folder / "mine", tmp_path, strategy, lora, server=server, weights=way)
     assert len(served) == STEPS
     the_same(own[lora, ranks], served)
+    if way == "adapter":
+        (file,) = (tmp_path / "weights").glob("*/adapter_model.safetensors")
+        assert file.stat().st_size < served[-1].extras["sync_bytes"] < 1.05 * file.stat().st_size
 
 
 def the_same(own: Sequence[Step], served: Sequence[Step]) -> None:
