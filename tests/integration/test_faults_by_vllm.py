@@ -321,7 +321,8 @@ def test_two_servers_one_of_two_ranks_that_dies_in_a_sync_and_comes_back(
         learn(root)
         with vllm_process(folder, folder / "mine", port, *more):
             pool.open(root)
-            assert [n.code for n in pool.take_notes()] == ["rollout.server_back"] and not pool.pool.out
+            notes = pool.take_notes()
+            assert [n.code for n in notes] == ["rollout.server_back"] and not pool.pool.out, notes
             as_the_model(pool, root)
 
 

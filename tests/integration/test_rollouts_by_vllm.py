@@ -140,6 +140,7 @@ def test_a_model_of_56_million_learns_the_same(
     with real_vllm(tmp_path, model, *TAKES_WEIGHTS) as url:
         server = {"url": url, "weights_dir": str(tmp_path / "weights")}
         for way, strategy in (("transfer", "ddp"), ("folder", "fsdp")):
+            (tmp_path / way).mkdir()
             served = learnt(paceline, model, tmp_path / way, strategy, False, 4, server=server, weights=way)
             the_same(own, served)
             assert served[0].extras["sync_bytes"] > 3 * 220e6 and served[1].extras["sync_bytes"] > 220e6

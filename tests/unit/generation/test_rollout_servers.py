@@ -32,7 +32,7 @@ from paceline.training.loop.divergence_watch import check_sampling
 from paceline.training.preflight.generation_servers import Needs, check_servers
 from paceline.training.rollout.build import largest_gap
 from paceline.training.rollout.server import RolloutServers
-from paceline.training.rollout.weight_probe import ProvedEngine
+from paceline.training.rollout.weight_probe import GapBounds, ProvedEngine, WeightProbe
 from paceline.training.rollout.wrong_layer import OUTSIDE, LoudLayers, first_wrong
 
 SAMPLED = RolloutSampling(1.0)
@@ -134,6 +134,7 @@ def learn(root: RoleModule) -> None:
     with torch.no_grad():
         for parameter in root.hf.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
+    root.refresh_compute_weights()
 
 
 def served_by(root: RoleModule, tmp_path: Path, harm: Any = sound, begins: int = 1) -> Faulty:
@@ -248,6 +249,13 @@ def test_a_wrong_layer_is_found_in_few_sends() -> None:
     assert first_wrong(partial(wrong, [9, 70]), names) == "in layers.9, and further layers differ"
     assert first_wrong(lambda _: True, names) == OUTSIDE and not first_wrong(lambda _: False, names)
     assert not first_wrong(lambda loud: None if len(loud) == 40 else len(loud) > 9, names)
+
+
+def test_the_limit_is_thrice_the_largest_gap_of_the_start() -> None:
+    """Of three measurements two are of the same weights: in 16 bit another's noise is twice as large."""
+    probe = WeightProbe(VOCAB, 60, GapBounds.of(torch.bfloat16))
+    assert probe.measured(0, [0.034, 0.35, 0.034], 0.0) and not probe.limits
+    assert not probe.measured(0, [0.034, 0.092, 0.034], 0.0) and probe.limits == {0: pytest.approx(0.276)}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
