@@ -12,6 +12,7 @@ results, later.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import inspect
 import json
@@ -67,6 +68,7 @@ READ_LATE = (
 WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 #: Modules that launchers start of themselves.
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch")
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 #: Programs of ours that start no other, or hardly any: they have no server (what they start is fresh).
 ALONE = (
     "paceline.checkpoint.preflight",
@@ -108,10 +110,15 @@ class Nursery:
     def spawn(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
         """The pid of a new child of this process. ``streams``: what it has as the request's ``files``."""
         data = json.dumps({**request, "parent": os.getpid()}).encode()
+        prctl = ctypes.CDLL(None).prctl
         with self._lock:
-            socket.send_fds(self._link, [len(data).to_bytes(LENGTH, "big")], streams)
-            self._link.sendall(data)
-            answer = self._link.recv(LENGTH, socket.MSG_WAITALL)
+            prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # the server's orphan becomes ours
+            try:
+                socket.send_fds(self._link, [len(data).to_bytes(LENGTH, "big")], streams)
+                self._link.sendall(data)
+                answer = self._link.recv(LENGTH, socket.MSG_WAITALL)
+            finally:
+                prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         if len(answer) < LENGTH:
             raise RuntimeError(f"the warm server of process {os.getpid()} is gone")
         return int.from_bytes(answer, "big")

@@ -1,8 +1,9 @@
 """``python warm_server.py LINK``: imports everything, then forks a child of the process at LINK's other end
 for each request.
 
-A child of who asked, not of this process, whose parent that is too (``CLONE_PARENT``). A child whose program
-starts others has a server of its own, forked off before it runs: what it starts in turn is as pristine.
+A child of who asked, not of this process: the fork is made twice, the process between ends, and the orphan
+goes to the nearest subreaper above, which who asks is for as long as it asks. A child whose program starts
+others has a server of its own, forked off before it runs: what it starts in turn is as pristine.
 """
 
 from __future__ import annotations
@@ -43,9 +44,6 @@ KEEPS_ITS_THREAD = {"jemalloc_bg_thd"}  # Arrow's allocator starts it again in a
 HUGE = 2 << 20  # bytes
 _MADV_COLLAPSE = 25  # linux/mman.h, since 6.1; an older kernel answers EINVAL
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_SYS_CLONE = {"x86_64": 56, "aarch64": 220}  # asm/unistd.h
-_CLONE_PARENT = 0x8000  # linux/sched.h
-_THREAD_WORDS = 256  # of glibc's struct pthread, of 4 bytes
 _ENV_START, _ENV_END = 50, 51  # fields of /proc/PID/stat, proc_pid_stat(5)
 
 
@@ -117,31 +115,23 @@ def serve(link: socket.socket) -> NoReturn:
         if not head:
             os._exit(0)
         wanted = json.loads(received(link, int.from_bytes(head, "big")))
-        child = fork_sibling()
-        if not child:
-            os.close(link.detach())
+        (answer, say), (adopted, adopt) = os.pipe(), os.pipe()
+        between = os.fork()
+        if not between:
+            os.close(adopt)
+            child = os.fork()
+            if child:
+                os.write(say, child.to_bytes(8, "big"))
+                os._exit(0)
+            for end_of_server in (link.detach(), answer, say):
+                os.close(end_of_server)
+            os.read(adopted, 1)  # ends when the server closes its end
+            os.close(adopted)
             live(wanted, streams)
-        link.send(child.to_bytes(8, "big"))
-        for used in streams:
+        os.waitpid(between, 0)  # from now on the child is of who asks
+        link.send(os.read(answer, 8))
+        for used in (*streams, answer, say, adopted, adopt):
             os.close(used)
-
-
-def fork_sibling() -> int:
-    """``os.fork``, but the child is one of this process's parent, who asks. A second fork between the two
-    would copy the tables of all pages once more.
-    """
-    python, libc, server = ctypes.pythonapi, ctypes.PyDLL(None), os.getpid()
-    libc.pthread_self.restype = ctypes.c_void_p
-    python.PyOS_BeforeFork()
-    child: int = libc.syscall(_SYS_CLONE[os.uname().machine], _CLONE_PARENT, *[ctypes.c_void_p()] * 4)
-    if child:
-        python.PyOS_AfterFork_Parent()
-        return child
-    thread = (ctypes.c_int * _THREAD_WORDS).from_address(libc.pthread_self())
-    if server in thread:  # glibc's fork too writes the thread's new number there
-        thread[list(thread).index(server)] = os.getpid()
-    python.PyOS_AfterFork_Child()
-    return 0
 
 
 def received(link: socket.socket, length: int) -> bytes:
