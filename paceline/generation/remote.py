@@ -247,6 +247,10 @@ class ServerEngine:
             self.server.request("POST", "/update_weight_version", {"new_version": version})
             self.version = version
 
+    def has_last_version(self) -> bool:
+        """Whether the server has the version that ``stamp`` gave last: one that was started anew has not."""
+        return not self.version or self.server.offered(_VERSION).get("weight_version") == self.version
+
     def check_version(self) -> None:
         """Raise PacelineError ``rollout.server_version`` if the server's weights are others by now, where its
         answers do not say so.

@@ -419,9 +419,8 @@ def _training_decisions(plan: Plan, rollout: RolloutSizes | None, hardware: Hard
 
 def _warnings(warnings: Sequence[Diagnostic]) -> Iterator[Decision]:
     """Yield the warnings of the rules; the engine's decisions report a corrected batch size."""
-    for d in warnings:
-        if d.code != codes.BATCH_TRIPLE.name:
-            yield Decision(d.where or d.code, f"{WARNING}{d.code}", f"{d.what}; {d.hint}")
+    for d in (d for d in warnings if d.code != codes.BATCH_TRIPLE.name):
+        yield Decision(d.where or d.code, f"{WARNING}{d.code}", f"{d.what}; {d.hint}")
 
 
 def _with_shape(
@@ -473,19 +472,15 @@ def check_world(hardware: Hardware, world_size: int, num_nodes: int) -> list[Dia
         return [codes.PLAN_WORLD_SIZE("--nproc", f"{world_size} on {num_nodes} nodes")]
     if world_size % num_nodes:
         return [codes.PLAN_WORLD_NODES("--nnodes", f"{world_size} processes on {num_nodes} nodes")]
-    problems = []
-    per_node = world_size // num_nodes
-    if is_accelerator(hardware.device) and per_node > hardware.num_devices:
-        problems.append(
-            codes.PLAN_TOO_FEW_DEVICES(
-                "--nproc",
-                str(per_node),
-                per_node=per_node,
-                num_devices=hardware.num_devices,
-                label=kind_of(hardware.device).label,
-            )
+    per_node, devices = world_size // num_nodes, hardware.num_devices
+    if not is_accelerator(hardware.device) or per_node <= devices:
+        return []
+    label = kind_of(hardware.device).label
+    return [
+        codes.PLAN_TOO_FEW_DEVICES(
+            "--nproc", str(per_node), per_node=per_node, num_devices=devices, label=label
         )
-    return problems
+    ]
 
 
 def step_limit_warning(plan: Plan, hardware: Hardware) -> Iterator[Diagnostic]:

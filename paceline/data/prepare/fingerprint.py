@@ -43,7 +43,7 @@ def located_digest(located: Located, split: str, cache_dir: Path) -> list[str]:
     if located.kind == "own":
         return [own_digest(located.own)]
     if located.kind == "hub":
-        from paceline.data.sources.readers import load_hub
+        from paceline.data.sources.read_tables import load_hub
 
         return [str(load_hub(located, split)._fingerprint)]
     files: Sequence[Path] = located.files

@@ -8,9 +8,8 @@ from __future__ import annotations
 import codecs
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -20,7 +19,7 @@ from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import DataError
 from paceline.core.files import open_file, pointers
 from paceline.data import codes
-from paceline.data.rows.values import DECODER, Cell, RawRow, check_value, parse_row, without_filled
+from paceline.data.rows.values import DECODER, Cell, RawRow, check_value, parse_row
 from paceline.data.sources.file_kinds import (
     disguised,
     frame_orientation,
@@ -32,15 +31,22 @@ from paceline.data.sources.file_kinds import (
     wrong_csv,
 )
 from paceline.data.sources.locate import Located
+from paceline.data.sources.read_tables import (
+    arrow_rows,
+    check_names,
+    load_hub,
+    parquet_rows,
+    records,
+    saved_rows,
+)
 from paceline.data.sources.user_code import own_rows
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    pass
 
 
 MAX_LINE = 1 << 26  # characters of one row
 MAX_LIST = 1 << 32  # characters of a compressed JSON list, whose size its file does not tell
-_BATCH_ROWS = 1024  # of tables: few enough that their objects fit into a CPU's cache
 _GIVE_UP_AFTER = 20  # consecutive unreadable lines at the start of a file: it is not JSONL
 
 
@@ -50,11 +56,11 @@ def read_rows(located: Located, split: str) -> Iterator[RawRow]:
     if (wrong := pointers(saved.rglob("*.arrow") if saved else located.files)) is not None:
         raise DataError(wrong)
     if saved:
-        yield from _saved(saved, split)
+        yield from saved_rows(saved, split)
     elif located.kind == "own":
         yield from own_rows(located.own)
     elif located.kind == "hub":
-        yield from _records(load_hub(located, split), located.hub)
+        yield from records(load_hub(located, split), located.hub)
     before = 0
     for file in located.files:
         with reading(file):
@@ -328,7 +334,7 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[RawRow]:
         try:
             # The header names the columns; each name must be unique.
             header = next(reader, [])
-            _each_once(header, f"{file}:1")
+            check_names(header, f"{file}:1")
             while True:
                 where = f"{file}:{reader.line_num + 1}"
                 record = next(reader, None)
@@ -347,14 +353,6 @@ def _csv(file: Path, delimiter: str = ",") -> Iterator[RawRow]:
             raise _not_utf8(file, reader.line_num + 1, exc) from exc
 
 
-def _each_once(names: Sequence[str], where: str) -> None:
-    """Raise DataError if two columns have the same name, since only one would be read."""
-    for name in names:
-        if names.count(name) > 1:
-            columns = ", ".join(column[:60] for column in names)
-            raise DataError(codes.DATA_TWO_COLUMNS(where, f"columns {columns}", name=name[:60]))
-
-
 def _txt(file: Path) -> Iterator[RawRow]:
     _check_disguise(file)
     for number, line, consumed in _lines(file):
@@ -368,137 +366,12 @@ def _check_disguise(file: Path) -> None:
             raise DataError(finding)
 
 
-def _parquet(file: Path) -> Iterator[RawRow]:
-    import pyarrow.parquet as pq
-
-    size = file.stat().st_size
-    with _table_errors(file, codes.DATA_NOT_PARQUET) as table, pq.ParquetFile(file) as parquet:
-        total = max(parquet.metadata.num_rows, 1)
-        _each_once(parquet.schema_arrow.names, str(file))
-        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS):
-            for row in table.rows(batch.to_pylist()):
-                yield row._replace(consumed=size * table.number // total)
-
-
-def _arrow(file: Path) -> Iterator[RawRow]:
-    """Read an Arrow file, or a stream as ``datasets`` writes them."""
-    import pyarrow as pa
-
-    with _table_errors(file, codes.DATA_NOT_ARROW) as table, open_file(file) as stream:
-        # The first bytes of a file; a stream, as datasets writes it, has none of its own
-        is_file = stream.read(6) == b"ARROW1"
-        stream.seek(0)
-        reader = pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
-        _each_once(reader.schema.names, str(file))
-        for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
-            for start in range(0, batch.num_rows, _BATCH_ROWS):
-                yield from table.rows(batch.slice(start, _BATCH_ROWS).to_pylist())
-
-
-@dataclass
-class _TableRows:
-    """The rows of a table called ``name``, numbered from 1."""
-
-    name: str
-    number: int = 0
-
-    def rows(self, values: Iterable[dict[str, Cell]]) -> Iterator[RawRow]:
-        """Yield the next rows."""
-        for value in values:
-            self.number += 1
-            yield RawRow(without_filled(value), f"{self.name}:row {self.number}")
-
-
-@contextmanager
-def _table_errors(file: Path, code: Callable[[str, str], Diagnostic]) -> Iterator[_TableRows]:
-    """Yield a counter of rows; turn errors of reading a table into a DataError with the row's number."""
-    import pyarrow as pa
-
-    table = _TableRows(str(file))
-    try:
-        yield table
-    # ValueError and OverflowError: dates beyond Python's range
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as exc:
-        where = f"{file}:row {table.number + 1}" if table.number else str(file)
-        raise DataError(code(where, str(exc).split("\n")[0][:200])) from exc
-
-
-def _saved(folder: Path, split: str) -> Iterator[RawRow]:
-    """Read a directory written by ``datasets.save_to_disk``."""
-    import datasets
-
-    try:
-        loaded = datasets.load_from_disk(str(folder))
-    except Exception as exc:  # noqa: BLE001  (the library raises many kinds; each means the same here)
-        raise DataError(codes.DATA_NOT_A_DATASET(str(folder), f"{type(exc).__name__}: {exc}")) from exc
-    splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else None
-    if splits is None and split != "train":
-        raise DataError(
-            codes.DATA_SPLIT_MISSING(
-                "the datasets directory has no splits", str(folder), f"split: {split}", "remove split:"
-            )
-        )
-    if splits is not None and split not in splits:
-        raise DataError(
-            codes.DATA_SPLIT_MISSING(
-                f"there is no split '{split}'",
-                str(folder),
-                f"splits {', '.join(splits)}",
-                f"split: {next(iter(splits))} (next to path:)",
-            )
-        )
-    yield from _records(loaded if splits is None else splits[split], str(folder))
-
-
-def _holds_images(feature: object) -> bool:
-    """Whether a feature of ``datasets`` is a picture, or has one inside."""
-    import datasets
-
-    if isinstance(feature, dict):
-        return any(map(_holds_images, feature.values()))
-    if isinstance(feature, list):
-        return any(map(_holds_images, feature))
-    return isinstance(feature, datasets.Image) or _holds_images(getattr(feature, "feature", []) or [])
-
-
-def _records(dataset: Dataset, name: str) -> Iterator[RawRow]:
-    table = _TableRows(name)
-    if _holds_images(dataset.features):  # as bytes and paths: opened within our bounds, not decoded here
-        for rows in dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS):
-            yield from table.rows(rows.to_pylist())
-        return
-    for batch in dataset.with_format(None).iter(batch_size=_BATCH_ROWS):
-        columns = list(batch)
-        yield from table.rows(
-            dict(zip(columns, row, strict=True)) for row in zip(*batch.values(), strict=True)
-        )
-
-
-_HUB_FILES = {"parquet": "parquet", "csv": "csv", "arrow": "arrow", "txt": "text"}
-
-
-def load_hub(located: Located, split: str) -> Dataset:
-    """Load a data set from the hub through ``datasets`` (which runs no scripts). Raises DataError."""
-    import datasets
-
-    try:
-        if located.hub.startswith("hf://"):  # one file of a data set
-            kind = next((kind for end, kind in _HUB_FILES.items() if f".{end}" in located.hub), "json")
-            return datasets.load_dataset(kind, data_files=located.hub, split=split)
-        return datasets.load_dataset(located.hub, located.hub_config, split=split)
-    except Exception as exc:  # noqa: BLE001  (network, hub and format errors alike: the data cannot be had)
-        message = str(exc).split("\n")[0][:300]
-        raise DataError(
-            codes.DATA_HUB(located.hub, f"{type(exc).__name__}: {message}", name=located.hub)
-        ) from exc
-
-
 _READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
     "json": _json,
     "jsonl": _jsonl,
     "csv": _csv,
     "tsv": partial(_csv, delimiter="\t"),
-    "arrow": _arrow,
+    "arrow": arrow_rows,
     "txt": _txt,
-    "parquet": _parquet,
+    "parquet": parquet_rows,
 }

@@ -153,8 +153,10 @@ class TransferSender:
 
     def _begin(self, place: int) -> None:
         """Meet the server's workers, unless they are here, and announce an update."""
-        if place in self.broken:
-            with suppress(PacelineError):  # it may still wait for the rest of the last one
+        # It may still wait for the rest of the last update. A server that was started anew does not, and
+        # vLLM would answer the next call with the error of this one.
+        if place in self.broken and self.engines[place].has_last_version():
+            with suppress(PacelineError):
                 self._call(place, "/finish_weight_update", {})
         if place not in self.groups:
             self.groups[place] = self._meet(place)

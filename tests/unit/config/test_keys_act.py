@@ -241,7 +241,7 @@ def test_the_name_of_a_hub_set_is_what_the_hub_is_asked_for(monkeypatch: pytest.
 
     from paceline.config.sections.data import DataSection
     from paceline.data.preflight.find_sets import find_sets
-    from paceline.data.sources.readers import load_hub
+    from paceline.data.sources.read_tables import load_hub
 
     asked: list[Any] = []
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)))
