@@ -1,5 +1,7 @@
-"""How a model is cut for tensor parallelism: by the plan of its Hugging Face config (``base_model_tp_plan``,
-with the styles of transformers 5) or by a plan of ours; and what cannot be cut.
+"""How a model is cut for tensor parallelism, and what cannot be cut.
+
+The plan is that of its Hugging Face config (``base_model_tp_plan``, with the styles of transformers 5), or one
+of ours.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Signs of life of nodes that prepare their data, before the ranks meet.
 
 Nodes without a shared cache each tokenize for themselves, and one may need hours where the others find their
-data. So rank 0 opens the store before it prepares, each node that prepares adds to one counter of the store,
-and those that wait count their limit from the counter's last change.
+data. So rank 0 opens the store before it prepares. Each node that prepares adds to one counter of the store;
+those that wait count their limit from the counter's last change.
 """
 
 from __future__ import annotations

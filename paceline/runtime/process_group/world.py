@@ -103,7 +103,7 @@ class World:
 
         ``device``: ``cpu`` or an accelerator's type; ``device_indices``: those that train, by local rank;
         ``backend``: its own, ``gloo`` or ``auto``; ``meet_seconds``: how long to wait until all have arrived
-        (``timeout_seconds`` by default); ``secret``: the run's (``launch/run_secret.py``); ``hosted``: the
+        (``timeout_seconds`` by default). ``secret``: the run's (``launch/run_secret.py``); ``hosted``: the
         store, if this process hosts it already (``data_preparation.py``). ``met`` is called
         when all ranks have arrived, before the process group exists: a watchdog can start there.
 

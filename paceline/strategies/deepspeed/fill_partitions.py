@@ -133,12 +133,16 @@ def _partitioner(deepspeed: ModuleType, config: JsonObject, sequence_parallel: i
     return partitioner
 
 
+def _on_host(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Return host memory for one whole parameter, so that the card holds only its partitions."""
+    return torch.empty(shape, dtype=dtype)
+
+
 @torch.no_grad()
 def _partition(partitioner: Partitioner, parameter: nn.Parameter, read: Read) -> None:
     """Make ``parameter`` one of ZeRO-3 that has this rank's partition."""
     shape = parameter.shape
-    # On the host: one whole parameter at a time, so that the card holds only its partitions
-    parameter.data = torch.empty(shape, dtype=parameter.dtype)
+    parameter.data = _on_host(shape, parameter.dtype)
     partitioner._convert_to_deepspeed_param(parameter)
     assert is_managed(parameter)
     flat = parameter.data.view(-1)

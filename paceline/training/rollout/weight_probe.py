@@ -58,8 +58,10 @@ class ServerScores:
 
 
 class Gap(NamedTuple):
-    """|server − model|, in nats: its mean over the text, and its median of the few tokens after it, of which
-    one can be far off in 16 bit."""
+    """|server − model|, in nats: its mean over the text, and its median of the few tokens after it.
+
+    One of these few can be far off in 16 bit.
+    """
 
     text: float
     after: float

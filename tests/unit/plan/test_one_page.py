@@ -179,7 +179,7 @@ def test_of_a_file_s_batch_everything_says_what_runs(
     """
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({**given, "zero_optimization": {"stage": 2}}))
-    (tmp_path / "rows.jsonl").write_text('{"text": "a b c"}\n' * 4)
+    (tmp_path / "rows.jsonl").write_text('{"text": "a b c"}\n' * 64)
     path = tmp_path / "c.yaml"
     model = {"config": dict(known_models()["gpt2"].config), "tokenizer": str(tokenizer_dir)}
     values = {

@@ -42,8 +42,9 @@ def test_a_rank_uses_them_if_asked(asked: bool, monkeypatch: pytest.MonkeyPatch)
     start: Any = SimpleNamespace(config=SimpleNamespace(training=training, lora=None))
     for name in ("startup.prepare_data", "quiet_libraries", "keep_compiled_code_private", "RunRecord"):
         monkeypatch.setattr(f"paceline.training.worker.{name}", lambda *_, **__: None)
-    env: Any = SimpleNamespace(rank=0, local_world_size=1)
-    worker.prepare_run(start, env, None, {"OMP_NUM_THREADS": "1"}, None)  # type: ignore[arg-type]
+    env: Any = SimpleNamespace(rank=0, local_world_size=1, num_nodes=1)
+    plan: Any = SimpleNamespace(limits=SimpleNamespace(meet_seconds=1.0))
+    worker.prepare_run(start, env, plan, {"OMP_NUM_THREADS": "1"}, None)  # type: ignore[arg-type]
     assert torch.are_deterministic_algorithms_enabled() is asked
 
 
