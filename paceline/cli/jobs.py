@@ -239,6 +239,7 @@ def stop(run: RunFolder) -> None:
 
 def resume(run: RunFolder) -> None:
     """Go on with a run that has ended, in the way it was started."""
+    run = run.absolute()  # the command starts in the folder of the first start
     launched = _launched(run)
     control = control_of(launched)
     argv = control.resume(launched, os.environ)

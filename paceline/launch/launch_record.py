@@ -118,7 +118,7 @@ def read_launch(run: RunDir) -> LaunchedBy | None:
 
 def job_folder(run: Path) -> RunDir:
     """Return the folder of the files that ``paceline launch`` writes for a run, unless told otherwise."""
-    return RunDir.at(run.with_name(f"{run.name}-launch"))
+    return RunDir.at(Path(f"{os.path.abspath(run)}-launch"))
 
 
 def read_newest_launch(run: Path) -> LaunchedBy | None:

@@ -99,7 +99,7 @@ def test_a_run_of_dstack(tmp_path: Path, server: dict[str, str]) -> None:
         until(ended, "the run ends")
         printed["ended"] = listing(server)
         assert control.state(record, server) == "job my-run: terminated (stopped_by_user)"
-        assert "has ended already" in control.stop(record, server)
+        assert "nothing to stop" in control.stop(record, server)
     (known,) = ask("dstack", "statuses", [""], tmp_path)
     keep("dstack", {**printed, "statuses": known})
 

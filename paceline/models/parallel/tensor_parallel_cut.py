@@ -1,7 +1,7 @@
 """How a model is cut for tensor parallelism, and what cannot be cut.
 
-The plan is that of its Hugging Face config (``base_model_tp_plan``, with the styles of transformers 5), or one
-of ours.
+The plan is that of its Hugging Face config (``base_model_tp_plan``, with the styles of transformers 5),
+or one of ours.
 """
 
 from __future__ import annotations

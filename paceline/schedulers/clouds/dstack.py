@@ -131,7 +131,7 @@ class DstackControl(CloudControl):
         """Stop the run: its nodes get SIGTERM and ``stop_duration`` seconds to save."""
         listed = self.newest(launched.job, environ)
         if listed is None or listed.ended:
-            return f"job {launched.job} has ended already"
+            return f"nothing to stop: {self.state(launched, environ)}"
         answer_of(("dstack", "stop", "--yes", launched.job), environ)
         return f"job {launched.job} saves and ends; dstack does not start it again"
 

@@ -126,7 +126,7 @@ class SkypilotControl(CloudControl):
         """Cancel the managed job, whose nodes SkyPilot then gives back."""
         listed = self.newest(launched.job, environ)
         if listed is None or listed.ended:
-            return f"job {launched.job} has ended already"
+            return f"nothing to stop: {self.state(launched, environ)}"
         answer_of(("sky", "jobs", "cancel", "--yes", "--name", launched.job), environ)
         return f"job {launched.job} is cancelled; it goes on from its newest checkpoint"
 

@@ -152,8 +152,8 @@ def test_a_run_of_dstack(tmp_path: Path, commands: Commands) -> None:
             assert argv[-5:-1] == ("apply", "--yes", "--detach", "-f") and argv[-1].endswith(
                 "task.dstack.yml"
             )
-            assert "has ended already" in control.stop(record, commands.environ)
-            assert commands.called() == [listed] * 3
+            assert "nothing to stop: job my-run" in control.stop(record, commands.environ)
+            assert commands.called() == [listed] * 4
         else:
             with pytest.raises(ConfigError, match=r"schedulers\.runs"):
                 control.resume(record, commands.environ)
@@ -177,7 +177,7 @@ def test_a_job_of_skypilot(tmp_path: Path, commands: Commands) -> None:
         assert control.state(record, commands.environ) == f"job my-run: {status}"
         if ended:
             assert control.resume(record, commands.environ)[-1].endswith("task.yaml")
-            assert "has ended already" in control.stop(record, commands.environ)
+            assert "nothing to stop: job my-run" in control.stop(record, commands.environ)
         else:
             with pytest.raises(ConfigError, match=r"schedulers\.runs"):
                 control.resume(record, commands.environ)
@@ -203,6 +203,15 @@ def test_a_run_on_other_machines_is_asked_by_the_files_of_its_launch(
     cli.stop(run)
     assert commands.called()[-1] == ["jobs", "cancel", "--yes", "--name", "my-run"]
 
+    # By any name of the directory; the job is submitted in the folder of the first start
+    commands.say(json.dumps([{**jobs[0], "status": "CANCELLED"}]))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    write_launch(job_folder(run), replace(record, folder=str(tmp_path)))
+    cli.resume(Path("../run"))
+    assert Path.cwd() == tmp_path and commands.called()[-1][:2] == ["jobs", "launch"]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
     # Once its directory is here the newer record counts
     RunDir.at(run).root.mkdir()
     (RunDir.at(run).root / "plan.json").write_text("{}")
@@ -210,6 +219,9 @@ def test_a_run_on_other_machines_is_asked_by_the_files_of_its_launch(
     write_launch(RunDir.at(run), own)
     newest = read_newest_launch(run)
     assert newest is not None and (newest.scheduler, newest.pid) == ("local", 7)
+    monkeypatch.chdir(run)
+    assert read_newest_launch(Path()) == newest
+    assert read_newest_launch(Path("/")) is None
     os.utime(job_folder(run).launched_by)
     os.utime(RunDir.at(run).launched_by, (1, 1))
     newest = read_newest_launch(run)
