@@ -148,7 +148,7 @@ def assert_agrees(rows: dict[str, Compared]) -> None:
     """States and collectives to the byte, what is gathered but for padding, activations within 6 %."""
     for name, row in rows.items():
         room = (
-            0.25  # at these widths; ``test_live_bytes`` holds it to 2 % at a model's
+            0.3  # at these widths; ``test_live_bytes`` holds it to 2 % at a model's
             if name == "live tensors at the peak"
             else 0.06
             if name in ("activations", "head, for its backward")
