@@ -28,9 +28,11 @@ from paceline.config.registries.object_store_url import is_url
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.files import listed, open_run_file
 from paceline.core.rundir import RunDir
+from paceline.launch import codes as launch_codes
 from paceline.launch.launch_record import (
     LaunchedBy,
     job_folder,
+    read_launch,
     read_newest_launch,
     request_stop,
     write_launch,
@@ -133,19 +135,23 @@ def launch(
         typer.echo(f"wrote {path}", err=True)
     for note in rendering.notes:
         typer.echo(f"note: {note}", err=True)
-    name = rendering.name
+    record = LaunchedBy.submitted(on, rendering.name, job.run, job.out)
+    if submit and record.job:
+        job_control(on).resume(record, os.environ)  # refuses where a job of this name has not ended
     for argv in rendering.submit:
         if submit and rendering.foreground:
             become_program(argv)
         elif submit:
             printed = answer_of(argv, os.environ)
             typer.echo(printed.strip())
-            name = job_control(on).submitted(printed) or name
+            record = replace(record, job=job_control(on).submitted(printed) or record.job)
         else:
             typer.echo(shlex.join(argv))
-
-    if name and not tasks:
-        write_launch(RunDir.at(job.out), LaunchedBy.submitted(on, name, job.run, job.out))
+    # What is only written has started nothing: the record of a run that is here stays the newer one
+    if record.job and not tasks and (submit or read_launch(RunDir.at(Path(job.run))) is None):
+        write_launch(RunDir.at(job.out), record)
+        if job_folder(Path(job.run)).root != job.out:
+            typer.echo(f"note: status, stop and resume take {shlex.quote(str(job.out))}", err=True)
 
 
 def _init(to: Path, given: list[str], on: str | None) -> None:
@@ -190,7 +196,7 @@ def status(run: RunOrUrl) -> None:
         become("paceline.checkpoint.main", "status", run)
     launched = read_newest_launch(Path(run))
     if launched is not None and not RunDir.at(Path(run)).exists():
-        typer.echo(f"run         {run}: it has not begun, or its directory is on other machines")
+        typer.echo(f"run         {launched.run}: it has not begun, or its directory is on other machines")
         typer.echo(_state(launched))
         return
     opened = Run(run)
@@ -244,7 +250,11 @@ def resume(run: RunFolder) -> None:
     control = control_of(launched)
     argv = control.resume(launched, os.environ)
     typer.echo(shlex.join(argv), err=True)
-    os.chdir(launched.folder)
+    try:
+        os.chdir(launched.folder)
+    except OSError as error:
+        reason = f"its folder {launched.folder}: {error.strerror}"
+        raise ConfigError(launch_codes.LAUNCH_RECORD_DAMAGED("launched-by.json", reason)) from error
     if not launched.job:  # a process of this terminal
         become_program(argv)
     printed = answer_of(argv, os.environ)

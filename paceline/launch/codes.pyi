@@ -333,6 +333,16 @@ class _LAUNCH_RESTARTS_USED(CodeName):
         evidence: Mapping[str, object] | None = None,
     ) -> Diagnostic: ...
 
+class _LAUNCH_RECORD_DAMAGED(CodeName):
+    def __call__(
+        self,
+        where: str = "",
+        found: str = "",
+        *,
+        severity: Severity = ...,
+        evidence: Mapping[str, object] | None = None,
+    ) -> Diagnostic: ...
+
 class _LAUNCH_RECORD_OWNER(CodeName):
     def __call__(
         self,
@@ -520,6 +530,7 @@ LAUNCH_NODES_RANGE: _LAUNCH_NODES_RANGE
 LAUNCH_SAME_ERROR: _LAUNCH_SAME_ERROR
 LAUNCH_RESTARTS_USED: _LAUNCH_RESTARTS_USED
 LAUNCH_EXITS_LOST: Code
+LAUNCH_RECORD_DAMAGED: _LAUNCH_RECORD_DAMAGED
 LAUNCH_RECORD_OWNER: _LAUNCH_RECORD_OWNER
 LAUNCH_TORCHRUN_VARIABLES: _LAUNCH_TORCHRUN_VARIABLES
 LAUNCH_TORCHRUN_WORLD: _LAUNCH_TORCHRUN_WORLD

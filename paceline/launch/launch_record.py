@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
@@ -93,27 +93,33 @@ def write_launch(run: RunDir, launched: LaunchedBy) -> None:
 def read_launch(run: RunDir) -> LaunchedBy | None:
     """Return what has started the run; None if nothing is recorded.
 
-    Raises ConfigError for a record that another user has written: it says which job and files to act on.
+    Raises ConfigError for a damaged record, and for one that another user has written: it says which job and
+    files to act on.
     """
     try:
         with open_run_file(run.launched_by) as file:
             owner = os.fstat(file.fileno()).st_uid
-        data = as_object(parse_json(read_run_file(run.launched_by).encode()))
-        launched = LaunchedBy(
-            str(data["scheduler"]),
-            str(data["job"]),
-            str(data["host"]),
-            int(str(data["pid"])),
-            int(str(data["began"])),
-            str(data["folder"]),
-            str(run.root),
-            str(data["files"]),
-        )
-    except (OSError, ValueError, KeyError):
+        launched = _parsed(read_run_file(run.launched_by), run)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except (OSError, ValueError, KeyError) as error:
+        reason = f"{type(error).__name__}: {error}"[:200]
+        raise ConfigError(codes.LAUNCH_RECORD_DAMAGED(str(run.launched_by), reason)) from error
     if owner not in (os.geteuid(), 0):
         raise ConfigError(codes.LAUNCH_RECORD_OWNER(str(run.launched_by), f"user {owner}"))
     return launched
+
+
+def _parsed(text: str, run: RunDir) -> LaunchedBy:
+    """Return the record of a text. Raises KeyError or ValueError."""
+    data = as_object(parse_json(text.encode()))
+    words = {name: str(data[name]) for name in ("scheduler", "job", "host", "folder", "run", "files")}
+    if any("\0" in word for word in words.values()):
+        raise ValueError("a value has a NUL character")
+    pid = int(str(data["pid"]))
+    # A run's directory may have been moved; the record of a job's files lies elsewhere
+    words["run"] = str(run.root) if pid > 0 else words["run"]
+    return LaunchedBy(**words, pid=pid, began=int(str(data["began"])))
 
 
 def job_folder(run: Path) -> RunDir:
@@ -129,7 +135,7 @@ def read_newest_launch(run: Path) -> LaunchedBy | None:
     own, submitted = (read_launch(folder) for folder in (RunDir.at(run), job_folder(run)))
     if submitted is None or (own is not None and _written_at(run) >= _written_at(job_folder(run).root)):
         return own
-    return replace(submitted, run=str(run))
+    return submitted
 
 
 def _written_at(folder: Path) -> int:

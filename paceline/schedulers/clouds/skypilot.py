@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from paceline.core.diagnostics import Diagnostic
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.json_types import JsonObject, as_list, as_object
 from paceline.launch.launch_record import LaunchedBy
 from paceline.launch.run_secret import VALUE as STORE_SECRET
@@ -101,6 +101,8 @@ def _own_findings(job: ClusterJob) -> Iterator[Diagnostic]:
             yield refused(f"launch.secrets.{name}", source, reason, hint)
 
 
+#: SkyPilot stops its controller when no job is left, and then lists none (``ClusterNotUpError``).
+_IDLE = "No in-progress managed jobs"
 _ENDED = ("SUCCEEDED", "CANCELLED", "FAILED")  # the last begins the names of several
 
 
@@ -111,9 +113,13 @@ class SkypilotControl(CloudControl):
 
     def newest(self, name: str, environ: Mapping[str, str]) -> ListedJob | None:
         """Return the managed job of this name with the largest number."""
-        jobs = map(
-            as_object, as_list(listed_json(("sky", "jobs", "queue", "--all", "--output", "json"), environ))
-        )
+        try:
+            listed = listed_json(("sky", "jobs", "queue", "--all", "--output", "json"), environ)
+        except PacelineError as error:
+            if _IDLE not in error.diagnostics[0].what:
+                raise
+            return None
+        jobs = map(as_object, as_list(listed))
         mine = [job for job in jobs if job.get("job_name") == name and isinstance(job.get("job_id"), int)]
         if not mine:
             return None

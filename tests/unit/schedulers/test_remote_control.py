@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,13 @@ case "$*" in
   *"-o name"*) [ -s "$ANSWER" ] && echo trainjob/my-run || true ;;
   *) cat "$ANSWER" ;;
 esac
+exit "$(cat "$CODE")"
 """
 
 
 class Commands:
     def __init__(self, folder: Path) -> None:
-        self.answer, self.calls = folder / "answer", folder / "calls"
+        self.answer, self.calls, self.code = folder / "answer", folder / "calls", folder / "code"
         for name in ("kubectl", "ray", "sky", "dstack"):
             (folder / name).write_text(STUB)
             (folder / name).chmod(0o755)
@@ -40,11 +42,13 @@ class Commands:
             "PATH": f"{folder}:/usr/bin:/bin",
             "ANSWER": str(self.answer),
             "CALLS": str(self.calls),
+            "CODE": str(self.code),
         }
         self.say("")
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, code: int = 0) -> None:
         self.answer.write_text(text)
+        self.code.write_text(str(code))
         self.calls.write_text("")
 
     def called(self) -> list[list[str]]:
@@ -184,6 +188,9 @@ def test_a_job_of_skypilot(tmp_path: Path, commands: Commands) -> None:
             assert "is cancelled" in control.stop(record, commands.environ)
             assert commands.called()[-1] == ["jobs", "cancel", "--yes", "--name", "my-run"]
     jobs.remove(last)
+    commands.say("sky.exceptions.ClusterNotUpError: No in-progress managed jobs.", code=1)
+    assert "lists none" in control.state(record, commands.environ)
+    assert control.resume(record, commands.environ)[-1].endswith("task.yaml")
     commands.say(json.dumps(jobs))
     assert control.state(record, commands.environ) == "job my-run: FAILED_SETUP (no driver)"
 
@@ -225,4 +232,57 @@ def test_a_run_on_other_machines_is_asked_by_the_files_of_its_launch(
     os.utime(job_folder(run).launched_by)
     os.utime(RunDir.at(run).launched_by, (1, 1))
     newest = read_newest_launch(run)
-    assert newest is not None and (newest.scheduler, newest.run) == ("skypilot", str(run))
+    assert newest is not None and (newest.scheduler, newest.run) == ("skypilot", record.run)
+
+
+def test_a_launch_is_what_started_a_run_once_it_has_submitted_something(
+    tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in commands.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    config, run = tmp_path / "c.yaml", tmp_path / "run"
+    rows = [{"text": "a b c"}] * 64
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    values = {
+        "model": {"name_or_path": "org/model"},
+        "data": {"train": "rows.json"},
+        "training": {"output_dir": "run", "max_steps": 2, "checkpoint_url": "s3://bucket/run"},
+    }
+    config.write_text(json.dumps(values))
+    launch = partial(cli.launch, config, on="dstack", nodes=1, gpus_per_node=0)
+    idle = json.dumps({"project": "main", "runs": []})
+
+    # Of a run that trains here, files alone take nothing over
+    run.mkdir()
+    own = LaunchedBy.here({}, RunDir.at(run))
+    write_launch(RunDir.at(run), own)
+    launch()
+    assert read_newest_launch(run) == own
+    RunDir.at(run).launched_by.unlink()
+    launch()
+    newest = read_newest_launch(run)
+    assert newest is not None and newest.scheduler == "dstack"
+
+    commands.say(idle)
+    launch(submit=True)
+    assert [call[0] for call in commands.called()] == ["ps", "apply"]
+    active = {"run_spec": {"run_name": newest.job}, "status": "running"}
+    commands.say(json.dumps({"project": "main", "runs": [active]}))
+    with pytest.raises(ConfigError, match=r"schedulers\.runs"):  # dstack would stop it, and start it anew
+        launch(submit=True)
+    assert [call[0] for call in commands.called()] == ["ps", "ps"]
+    commands.say(idle)
+    launch(submit=True, out=tmp_path / "files")
+    assert f"take {tmp_path / 'files'}" in capsys.readouterr().err
+    cli.status(str(tmp_path / "files"))
+    assert f"{run}: it has not begun" in capsys.readouterr().out
+
+    for text in ("", "[]", json.dumps({**asdict(newest), "folder": "a\0b"})):
+        job_folder(run).launched_by.write_text(text)
+        with pytest.raises(ConfigError, match=r"launch\.record_damaged.*run-launch/launched-by.json"):
+            read_newest_launch(run)
+    write_launch(job_folder(run), replace(newest, folder="/nowhere"))
+    with pytest.raises(ConfigError, match=r"launch\.record_damaged") as caught:
+        cli.resume(run)
+    assert "/nowhere" in caught.value.diagnostics[0].found
