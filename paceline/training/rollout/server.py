@@ -293,7 +293,7 @@ class RolloutServers:
             answers.append(answered)
         for place in gaps[2].keys() & gaps[1].keys() & gaps[0].keys() - out.keys():
             moved = self.probe.moved(answers[0][place], answers[2][place])
-            if why := self.probe.measured(place, [max(each[place]) for each in gaps], moved):
+            if why := self.probe.measured(place, [each[place] for each in gaps], moved):
                 worst = max(range(len(gaps)), key=lambda i: max(gaps[i][place]))
                 # A collective of its own, hence in the same order on every rank.
                 where = self._where(root, place, answers[2][place], gaps[worst][place])
@@ -307,7 +307,7 @@ class RolloutServers:
         before: dict[int, Gap] = {}
         for again in (True, False):
             out, answers, gaps = self._compare(root, out)
-            wrong = {place: gap for place, gap in gaps.items() if max(gap) > self.probe.limit(place)}
+            wrong = {place: gap for place, gap in gaps.items() if gap.over(self.probe.limit(place))}
             for place in before.keys() & gaps.keys() - wrong.keys() if self.world.rank == 0 else ():
                 url, apart = self.pool.engines[place].server.url, f"{max(before[place]):.3g} nats a token"
                 self.notes.append(codes.ROLLOUT_WEIGHTS_AGAIN(SERVERS, f"{url}: {apart}"))
@@ -317,10 +317,11 @@ class RolloutServers:
                 out, before = self._send(root, out, wrong), wrong
             for place, gap in {} if again else wrong.items():
                 where = self._where(root, place, answers[place], gap)
+                over, most = gap.over(self.probe.limit(place)) or gap
                 out[place] = self._wrong(
                     place,
-                    f"its log-probabilities differ by {max(gap):.3g} nats, also after they were sent again;"
-                    f" {self.probe.limit(place):.3g} is the most by what was measured at the start{where}",
+                    f"its log-probabilities differ by {over:.3g} nats, also after they were sent again;"
+                    f" {most:.3g} is the most by what was measured at the start{where}",
                 )
         return out
 
@@ -331,7 +332,7 @@ class RolloutServers:
         ones again.
         """
         limit = self.probe.limit(place)
-        if gap.after > limit >= gap.text:
+        if gap.after > limit.after and gap.text <= limit.text:
             return "; only after a prefix that it has read before: its cache was not reset"
         if self.way.name == "adapter":
             return ""  # muting needs all weights
@@ -339,7 +340,7 @@ class RolloutServers:
             self.searched[place] = self._search(root, place, answered, limit)
         return self.searched[place]
 
-    def _search(self, root: RootModule, place: int, answered: ServerScores, limit: float) -> str:
+    def _search(self, root: RootModule, place: int, answered: ServerScores, limit: Gap) -> str:
         layers = LoudLayers(root)
         seen: list[ServerScores] = []
 
@@ -347,7 +348,7 @@ class RolloutServers:
             with layers.loud(places):
                 _, answers, gaps = self._compare(root, self._send(root, {}, [place]), [place])
             seen.extend(answers.values())
-            return max(gaps[place]) > limit if place in gaps else None
+            return bool(gaps[place].over(limit)) if place in gaps else None
 
         with self._changed(root):
             if not layers.hears(partial(self._silent, root)):

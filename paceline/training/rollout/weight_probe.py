@@ -66,15 +66,22 @@ class Gap(NamedTuple):
     text: float
     after: float
 
+    def over(self, limit: Gap) -> tuple[float, float] | None:
+        """Return the first part that is over its limit, and that limit; None if none is."""
+        return next(((part, most) for part, most in zip(self, limit, strict=True) if not part <= most), None)
+
 
 @dataclass
 class WeightProbe:
-    """Asks servers, and compares with the model. ``limits``: the largest gap of each server, by its place."""
+    """Asks servers, and compares with the model. ``limits``: the largest gaps of each server, by its place.
+
+    Each part has a limit: a mean over 160 tokens is far steadier than what four tokens give.
+    """
 
     vocab_size: int
     positions: int
     bounds: GapBounds
-    limits: dict[int, float] = field(default_factory=dict)
+    limits: dict[int, Gap] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Its own generator: equal on every rank, and the run's noise stays as it was.
@@ -113,18 +120,18 @@ class WeightProbe:
         one, two = (torch.tensor(each.logprobs[: len(self.text) - 1]) for each in (before, after))
         return float((one - two).abs().mean())
 
-    def limit(self, place: int) -> float:
-        """Return the largest gap allowed for a server; for an unmeasured one, the largest of the others'
-        limits."""
-        return self.limits.get(place, max(self.limits.values(), default=self.bounds.most))
+    def limit(self, place: int) -> Gap:
+        """Return the largest gaps allowed for a server; for an unmeasured one, the others' largest."""
+        others = self.limits.values() or [Gap(self.bounds.most, self.bounds.most)]
+        return self.limits.get(place, Gap(*(max(parts) for parts in zip(*others, strict=True))))
 
-    def measured(self, place: int, gaps: Sequence[float], returned: float) -> str:
-        """Set the limit from the ``gaps`` with the weights, with changed weights, and with the first again.
+    def measured(self, place: int, gaps: Sequence[Gap], returned: float) -> str:
+        """Set the limits from the ``gaps`` with the weights, with changed weights, and with the first again.
         Return why the server cannot be trusted, or nothing.
 
         ``returned``: the mean difference of the server's own answers between the first and the last.
         """
-        first, changed, again = gaps
+        first, changed, again = (max(gap) for gap in gaps)
         noise = max(first, again)
         # Equal programs may agree to the last bit; the floor keeps later noise from failing.
         limit = max(self.bounds.floor, MARGIN * noise)
@@ -134,7 +141,8 @@ class WeightProbe:
             return f"after a change of every norm they differ by {changed:.3g} nats, before it by {first:.3g}"
         if returned > limit:
             return f"with the first weights again it answers otherwise than at first, by {returned:.3g} nats"
-        self.limits[place] = max(self.bounds.floor, MARGIN * max(gaps))
+        parts = zip(*gaps, strict=True)
+        self.limits[place] = Gap(*(max(self.bounds.floor, MARGIN * max(part)) for part in parts))
         return ""
 
 

@@ -32,7 +32,7 @@ from paceline.training.loop.divergence_watch import check_sampling
 from paceline.training.preflight.generation_servers import Needs, check_servers
 from paceline.training.rollout.build import largest_gap
 from paceline.training.rollout.server import RolloutServers
-from paceline.training.rollout.weight_probe import GapBounds, ProvedEngine, WeightProbe
+from paceline.training.rollout.weight_probe import Gap, GapBounds, ProvedEngine, WeightProbe
 from paceline.training.rollout.wrong_layer import OUTSIDE, LoudLayers, first_wrong
 
 SAMPLED = RolloutSampling(1.0)
@@ -163,7 +163,7 @@ def test_two_servers_share_the_prompts_and_a_clean_sync_alarms_nobody(tmp_path: 
             )
             learn(root)
     assert not rollouts.notes and not rollouts.pool.out
-    assert max(rollouts.probe.limits.values()) < 1e-3
+    assert max(max(limit) for limit in rollouts.probe.limits.values()) < 1e-3
 
 
 FAULTS = {
@@ -254,8 +254,15 @@ def test_a_wrong_layer_is_found_in_few_sends() -> None:
 def test_the_limit_is_thrice_the_largest_gap_of_the_start() -> None:
     """Of three measurements two are of the same weights: in 16 bit another's noise is twice as large."""
     probe = WeightProbe(VOCAB, 60, GapBounds.of(torch.bfloat16))
-    assert probe.measured(0, [0.034, 0.35, 0.034], 0.0) and not probe.limits
-    assert not probe.measured(0, [0.034, 0.092, 0.034], 0.0) and probe.limits == {0: pytest.approx(0.276)}
+    usual = Gap(0.02, 0.034)
+    assert probe.measured(0, [usual, Gap(0.02, 0.35), usual], 0.0) and not probe.limits
+    assert not probe.measured(0, [usual, Gap(0.03, 0.092), usual], 0.0)
+    assert probe.limits == {0: Gap(pytest.approx(0.09), pytest.approx(0.276))}
+    assert probe.limit(1) == probe.limit(0)
+    # A stale layer moves the mean of the text by less than the noise of four tokens
+    assert Gap(0.2, 0.1).over(probe.limit(0)) == (0.2, pytest.approx(0.09))
+    assert Gap(0.08, 0.3).over(probe.limit(0)) == (0.3, pytest.approx(0.276))
+    assert not Gap(0.08, 0.27).over(probe.limit(0)) and Gap(float("nan"), 0.0).over(probe.limit(0))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
