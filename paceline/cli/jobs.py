@@ -28,7 +28,6 @@ from paceline.config.registries.object_store_url import is_url
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.files import listed, open_run_file
 from paceline.core.rundir import RunDir
-from paceline.launch import codes as launch_codes
 from paceline.launch.launch_record import (
     LaunchedBy,
     job_folder,
@@ -250,11 +249,7 @@ def resume(run: RunFolder) -> None:
     control = control_of(launched)
     argv = control.resume(launched, os.environ)
     typer.echo(shlex.join(argv), err=True)
-    try:
-        os.chdir(launched.folder)
-    except OSError as error:
-        reason = f"its folder {launched.folder}: {error.strerror}"
-        raise ConfigError(launch_codes.LAUNCH_RECORD_DAMAGED("launched-by.json", reason)) from error
+    launched.enter_folder()
     if not launched.job:  # a process of this terminal
         become_program(argv)
     printed = answer_of(argv, os.environ)

@@ -72,6 +72,14 @@ class LaunchedBy:
         """Return what a machine that submits a job knows of it: no process is known before it starts."""
         return LaunchedBy(scheduler, job, socket.gethostname(), -1, -1, os.getcwd(), run, str(files))
 
+    def enter_folder(self) -> None:
+        """Make the folder of the start the working directory. Raises ConfigError where it is gone."""
+        try:
+            os.chdir(self.folder)
+        except OSError as error:
+            reason = f"its folder {self.folder}: {error.strerror}"
+            raise ConfigError(codes.LAUNCH_RECORD_DAMAGED("launched-by.json", reason)) from error
+
     @property
     def is_elsewhere(self) -> bool:
         """Whether its process was started on another machine."""

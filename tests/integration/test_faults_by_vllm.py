@@ -322,7 +322,9 @@ def test_two_servers_one_of_two_ranks_that_dies_in_a_sync_and_comes_back(
         with vllm_process(folder, folder / "mine", port, *more):
             pool.open(root)
             notes = pool.take_notes()
-            assert [n.code for n in notes] == ["rollout.server_back"] and not pool.pool.out, notes
+            assert [n.code for n in notes] == ["rollout.server_back"] and not pool.pool.out, "\n".join(
+                n.render() for n in notes
+            )
             as_the_model(pool, root)
 
 
