@@ -73,7 +73,7 @@ Algorithm = Annotated[
 ]
 Tokens = Annotated[
     float | None,
-    typer.Option(min=1, help="With --model: tokens of the complete training, to predict the total time."),
+    typer.Option(min=1, max=1e18, help="With --model: tokens of the training, to predict the total time."),
 ]
 GoalName = Annotated[
     str | None,

@@ -247,9 +247,9 @@ class ServerEngine:
             self.server.request("POST", "/update_weight_version", {"new_version": version})
             self.version = version
 
-    def has_last_version(self) -> bool:
-        """Whether the server has the version that ``stamp`` gave last: one that was started anew has not."""
-        return not self.version or self.server.offered(_VERSION).get("weight_version") == self.version
+    def current_version(self) -> str:
+        """Return the version that the server keeps for its weights; empty where it keeps none."""
+        return str(self.server.offered(_VERSION).get("weight_version") or "")
 
     def check_version(self) -> None:
         """Raise PacelineError ``rollout.server_version`` if the server's weights are others by now, where its

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
-from paceline.core.files import open_run_file, read_run_file
+from paceline.core.files import read_run_file
 from paceline.core.json_types import NO_UTF8, JsonObject, as_object, parse_json
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_into
@@ -105,17 +105,26 @@ def read_launch(run: RunDir) -> LaunchedBy | None:
     files to act on.
     """
     try:
-        with open_run_file(run.launched_by) as file:
-            owner = os.fstat(file.fileno()).st_uid
         launched = _parsed(read_run_file(run.launched_by), run)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError) as error:
         reason = f"{type(error).__name__}: {error}"[:200]
         raise ConfigError(codes.LAUNCH_RECORD_DAMAGED(str(run.launched_by), reason)) from error
-    if owner not in (os.geteuid(), 0):
-        raise ConfigError(codes.LAUNCH_RECORD_OWNER(str(run.launched_by), f"user {owner}"))
+    check_owner(run.launched_by)
     return launched
+
+
+def _is_trusted(owner: int) -> bool:
+    """Whether a user's files may say what this one runs."""
+    return owner in (os.geteuid(), 0)
+
+
+def check_owner(path: Path) -> None:
+    """Raise ConfigError for a file of another user that says what to run. Raises OSError where it is gone."""
+    owner = path.stat().st_uid
+    if not _is_trusted(owner):
+        raise ConfigError(codes.LAUNCH_RECORD_OWNER(str(path), f"user {owner}"))
 
 
 def _parsed(text: str, run: RunDir) -> LaunchedBy:
@@ -140,16 +149,18 @@ def read_newest_launch(run: Path) -> LaunchedBy | None:
 
     The run's directory may be on other machines, or not there yet. Raises ConfigError as ``read_launch``.
     """
-    own, submitted = (read_launch(folder) for folder in (RunDir.at(run), job_folder(run)))
-    if submitted is None or (own is not None and _written_at(run) >= _written_at(job_folder(run).root)):
-        return own
-    return submitted
+    own, files = RunDir.at(run), job_folder(run)
+    if _written_at(own) >= _written_at(files):
+        return read_launch(own)
+    return read_launch(files)
 
 
-def _written_at(folder: Path) -> int:
+def _written_at(folder: RunDir) -> int:
+    """Return when a record was written, in nanoseconds; -1 without one, 0 where it is another user's."""
     with suppress(OSError):
-        return RunDir.at(folder).launched_by.stat().st_mtime_ns
-    return 0
+        info = folder.launched_by.stat()
+        return info.st_mtime_ns if _is_trusted(info.st_uid) else 0
+    return -1
 
 
 def request_stop(run: RunDir, job: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.core.errors import ConfigError
 from paceline.launch import launch_record
-from paceline.launch.launch_record import LaunchedBy
+from paceline.launch.launch_record import LaunchedBy, check_owner
 from paceline.launch.supervision.exit_codes import After
 from paceline.schedulers import codes
 from paceline.schedulers.control import JobControl
@@ -145,6 +145,7 @@ class ProcessControl(JobControl):
             raise ConfigError(
                 codes.SCHEDULERS_FILES_GONE(str(script), scheduler=shlex.quote(launched.scheduler))
             )
+        check_owner(script)
         return (str(script),)
 
 

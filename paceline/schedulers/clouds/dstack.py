@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
-from paceline.core.json_types import Json, JsonObject, as_list, as_object
+from paceline.core.json_types import Json, JsonObject, as_object
 from paceline.launch.launch_record import LaunchedBy
 from paceline.launch.run_secret import VALUE as STORE_SECRET
 from paceline.schedulers import codes
@@ -120,8 +120,7 @@ class DstackControl(CloudControl):
 
     def newest(self, name: str, environ: Mapping[str, str]) -> ListedJob | None:
         """Return the run of this name; dstack keeps the newest alone."""
-        listed = as_object(listed_json(("dstack", "ps", "--all", "--json"), environ))
-        for run in map(as_object, as_list(listed.get("runs"))):
+        for run in map(as_object, listed_json(("dstack", "ps", "--all", "--json"), environ, "runs")):
             if as_object(run.get("run_spec")).get("run_name") == name:
                 status, reason = str(run.get("status")), run.get("termination_reason") or run.get("error")
                 return ListedJob(status, str(reason or ""), status in _ENDED)

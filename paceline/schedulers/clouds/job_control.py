@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from paceline.core.errors import ConfigError
-from paceline.core.json_types import Json, parse_json
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.json_types import Json, as_object, parse_json
 from paceline.launch import launch_record
 from paceline.launch.launch_record import LaunchedBy
 from paceline.schedulers import codes
@@ -59,8 +61,17 @@ def variables(job: ClusterJob, cloud: Cloud) -> dict[str, str]:
     return {**record, **job.env}
 
 
-def listed_json(argv: Sequence[str], environ: Mapping[str, str]) -> Json:
-    """Return what a service's command lists; lines before its JSON are for people."""
+def listed_json(argv: Sequence[str], environ: Mapping[str, str], key: str = "") -> list[Json]:
+    """Return what a service's command lists, below ``key`` if given; lines before its JSON are for people.
+
+    Raises PacelineError for another answer: a job that is not seen could be submitted twice.
+    """
     printed = answer_of(argv, environ)
-    begin = re.search(r"^[\[{]", printed, re.MULTILINE)
-    return parse_json(printed[begin.start() :].encode()) if begin else None
+    for begin in re.finditer(r"^[\[{]", printed, re.MULTILINE):
+        with suppress(ValueError):
+            value = parse_json(printed[begin.start() :].encode())
+            listed = as_object(value).get(key) if key else value
+            if isinstance(listed, list):
+                return listed
+    reason = f"no list in its answer: {printed.strip()[:200]!r}"
+    raise PacelineError(codes.SCHEDULERS_REFUSED(shlex.join(argv), hint="see what it prints", reason=reason))

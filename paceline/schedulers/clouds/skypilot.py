@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.core.json_types import JsonObject, as_list, as_object
+from paceline.core.json_types import JsonObject, as_object
 from paceline.launch.launch_record import LaunchedBy
 from paceline.launch.run_secret import VALUE as STORE_SECRET
 from paceline.launch.supervision.exit_codes import AFTER, After
@@ -54,7 +54,8 @@ def skypilot_job(job: ClusterJob) -> Rendering:
         **({"setup": "\n".join(options.setup)} if options.setup else {}),
         "run": node_script(job, SKYPILOT),
     }
-    launch = ["sky", "jobs", "launch", "--yes", "--name", dns_name(job.name)]
+    # Without it the command follows the log until the job has ended
+    launch = ["sky", "jobs", "launch", "--yes", "--detach-run", "--name", dns_name(job.name)]
     for name in secrets:
         launch += ["--secret", name]
     launch.append(str(job.out / FILE))
@@ -119,7 +120,7 @@ class SkypilotControl(CloudControl):
             if _IDLE not in error.diagnostics[0].what:
                 raise
             return None
-        jobs = map(as_object, as_list(listed))
+        jobs = map(as_object, listed)
         mine = [job for job in jobs if job.get("job_name") == name and isinstance(job.get("job_id"), int)]
         if not mine:
             return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError
 from paceline.core.json_types import JsonObject
-from paceline.launch.launch_record import LaunchedBy
+from paceline.launch.launch_record import LaunchedBy, check_owner
 from paceline.schedulers import codes
 from paceline.schedulers.control import JobControl, answer_of
 from paceline.schedulers.job import SECRET_NAME, ClusterJob, Rendering
@@ -345,6 +345,8 @@ class KubernetesControl(JobControl):
         folder = Path(launched.files or ".")
         if not launched.files or not (folder / FILE).is_file():
             raise ConfigError(codes.SCHEDULERS_FILES_GONE(str(folder / FILE), scheduler="kubernetes"))
+        for file in filter(Path.is_file, (folder / FILE, folder / KUSTOMIZATION)):
+            check_owner(file)
         namespace = launched.job.split("/")[0]
         where = ("--namespace", namespace) if namespace else ()
         files = ("-k", str(folder)) if (folder / KUSTOMIZATION).is_file() else ("-f", str(folder / FILE))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.core.diagnostics import Diagnostic
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.launch.launch_record import LaunchedBy
+from paceline.launch.launch_record import LaunchedBy, check_owner
 from paceline.launch.supervision.exit_codes import After
 from paceline.schedulers import codes
 from paceline.schedulers.control import JobControl, answer_of
@@ -238,6 +238,7 @@ class SlurmControl(JobControl):
         script = Path(launched.files or ".") / SCRIPT
         if not launched.files or not script.is_file():
             raise ConfigError(codes.SCHEDULERS_FILES_GONE(str(script), scheduler="slurm"))
+        check_owner(script)
         return ("sbatch", str(script))
 
     def submitted(self, printed: str) -> str | None:

@@ -107,6 +107,7 @@ class TransferSender:
     num_bytes: int = 0
     groups: dict[int, BroadcastGroup] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)  # servers whose last update failed
+    before: dict[int, str] = field(default_factory=dict)  # the version of each when its last update began
 
     def send(self, root: RootModule, places: Sequence[int], version: str) -> dict[int, PacelineError]:
         """Have the engines at ``places`` compute with the weights; return on rank 0 which failed.
@@ -155,9 +156,11 @@ class TransferSender:
         """Meet the server's workers, unless they are here, and announce an update."""
         # It may still wait for the rest of the last update. A server that was started anew does not, and
         # vLLM would answer the next call with the error of this one.
-        if place in self.broken and self.engines[place].has_last_version():
+        version = self.engines[place].current_version()
+        if place in self.broken and version == self.before.get(place):
             with suppress(PacelineError):
                 self._call(place, "/finish_weight_update", {})
+        self.before[place] = version
         if place not in self.groups:
             self.groups[place] = self._meet(place)
         self._call(place, "/start_weight_update", {})

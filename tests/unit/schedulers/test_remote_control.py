@@ -7,6 +7,8 @@ import os
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -14,7 +16,7 @@ from remote_jobs import KUBERNETES, job_in, rendered
 from support import ROOT
 
 from paceline.cli import jobs as cli
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.rundir import RunDir
 from paceline.launch.launch_record import LaunchedBy, job_folder, read_newest_launch, write_launch
 from paceline.schedulers.control import control_of
@@ -165,6 +167,11 @@ def test_a_run_of_dstack(tmp_path: Path, commands: Commands) -> None:
             assert commands.called()[-1] == ["stop", "--yes", "my-run"]
     commands.say(json.dumps(answers["ended"]))
     assert "terminated (stopped_by_user)" in control.state(record, commands.environ)
+    for text in ("", "no answer", "[]", '{"runs": null}', '[x\n{"runs": ['):  # nor is it known what runs
+        commands.say(text)
+        for call in (control.state, control.stop, control.resume):
+            with pytest.raises(PacelineError, match=r"schedulers\.refused"):
+                call(record, commands.environ)
     commands.say(json.dumps({**answers["ended"], "runs": []}))
     assert "lists none" in control.state(record, commands.environ)
 
@@ -286,3 +293,36 @@ def test_a_launch_is_what_started_a_run_once_it_has_submitted_something(
     with pytest.raises(ConfigError, match=r"launch\.record_damaged") as caught:
         cli.resume(run)
     assert "/nowhere" in caught.value.diagnostics[0].found
+
+
+def test_files_of_another_user_say_nothing_about_my_run(
+    tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can write next to a run must neither keep me from stopping it nor say what I submit."""
+    run, record = tmp_path / "run", submitted("dstack", tmp_path)
+    run.mkdir()
+    (tmp_path / "run-launch").mkdir()
+    own = LaunchedBy.here({}, RunDir.at(run))
+    write_launch(RunDir.at(run), own)
+    write_launch(job_folder(run), record)
+    assert read_newest_launch(run) == record
+    me, theirs = (
+        os.geteuid(),
+        {job_folder(run).launched_by.stat().st_ino, (job_in(tmp_path).out / "submit.json").stat().st_ino},
+    )
+    real = Path.stat
+
+    def of_another(path: Path, **more: Any) -> Any:
+        info = real(path, **more)
+        return (
+            SimpleNamespace(st_uid=me + 1, st_mtime_ns=info.st_mtime_ns, st_mode=info.st_mode)
+            if info.st_ino in theirs
+            else info
+        )
+
+    monkeypatch.setattr(Path, "stat", of_another)
+    monkeypatch.setattr(os, "geteuid", lambda: me)
+    assert read_newest_launch(run) == own
+    commands.say(json.dumps({"project": "main", "runs": []}))
+    with pytest.raises(ConfigError, match=r"launch\.record_owner.*submit\.json"):
+        control_of(record).resume(record, commands.environ)
