@@ -29,9 +29,12 @@ def escalated(spec: SearchSpec, candidates: Sequence[Candidate]) -> tuple[Candid
     """
     start, _ = size_rule(spec.shape.num_parameters)
     lines = [f"the guide's rule for {human_count(spec.shape.num_parameters)} parameters: {start}"]
-    for strategy in chain_from(start):
+    chain = chain_from(start)
+    if spec.cluster.cards == 1:  # nothing to share
+        lines, chain = ["one process"], ("single",)
+    for strategy in chain:
         for recompute in ("none", "full"):
-            layouts = [c for c in candidates if c.strategy == strategy and c.work.recompute == recompute]
+            layouts = [c for c in candidates if c.name == strategy and c.work.recompute == recompute]
             if not layouts:
                 continue
             fitting = [c for c in layouts if c.safe]

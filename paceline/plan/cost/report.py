@@ -253,7 +253,7 @@ def _reliability(f: Forecast) -> list[str]:
 
 
 def _row(c: Candidate, mark: str) -> str:
-    name = (strategy_spec(c.layout.strategy).alone if c.work.world == 1 else "") or c.strategy
+    name = c.name
     states = (c.peak.parameters + c.peak.gradients + c.peak.optimizer) / GIB
     moving = (c.peak.attention + c.peak.mlp + c.peak.checkpoints + c.peak.images + c.peak.logits) / GIB
     head = (
@@ -291,7 +291,7 @@ def _chosen(f: Forecast) -> list[str]:
     terms = c.peak.to_json()
     parts = ", ".join(f"{name} {terms[name] / GIB:.1f}" for name in TERMS if terms.get(name, 0) >= 0.05 * GIB)
     where = f" on stage {c.place} of {c.work.pp}" if c.work.pp > 1 else ""
-    lines = wrapped("fastest", f"{c.strategy}, {short_mesh(c)}: GiB of the fullest rank{where}: {parts}")
+    lines = wrapped("fastest", f"{c.name}, {short_mesh(c)}: GiB of the fullest rank{where}: {parts}")
     return lines + wrapped("start", settings_text(settings(c)))
 
 
@@ -301,7 +301,7 @@ def _leanest(f: Forecast) -> list[str]:
     if not least:
         return []
     parts = [
-        f"{c.strategy} {short_mesh(c)} {_micro(c)}: {c.bytes / GIB:.1f} GiB,"
+        f"{c.name} {short_mesh(c)} {_micro(c)}: {c.bytes / GIB:.1f} GiB,"
         f" {c.work.step_tokens / c.step / c.work.world:,.0f} tok/s"
         for c in least
     ]

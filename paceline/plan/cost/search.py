@@ -90,6 +90,11 @@ class Candidate:
     impossible: str = ""
 
     @property
+    def name(self) -> str:
+        """The strategy's name; in a world of one that of its spec alone."""
+        return (strategy_spec(self.layout.strategy).alone if self.work.world == 1 else "") or self.strategy
+
+    @property
     def strategy(self) -> str:
         """The layout's name in tables."""
         return self.layout.name
