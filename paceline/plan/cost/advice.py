@@ -17,6 +17,7 @@ from paceline.plan.cost.search import (
     layouts,
     near_rows,
 )
+from paceline.plan.strategies.spec import strategy_spec
 
 MORE = (2, 4, 8, 16)  # multiples of the devices that are tried where nothing fits
 
@@ -31,7 +32,8 @@ def escalated(spec: SearchSpec, candidates: Sequence[Candidate]) -> tuple[Candid
     lines = [f"the guide's rule for {human_count(spec.shape.num_parameters)} parameters: {start}"]
     chain = chain_from(start)
     if spec.cluster.cards == 1:  # nothing to share
-        lines, chain = ["one process"], ("single",)
+        alone = (strategy_spec(candidate.layout.strategy).alone for candidate in candidates)
+        lines, chain = ["one process"], tuple(dict.fromkeys(filter(None, alone)))
     for strategy in chain:
         for recompute in ("none", "full"):
             layouts = [c for c in candidates if c.name == strategy and c.work.recompute == recompute]
