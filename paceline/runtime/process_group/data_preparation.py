@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from functools import partial
 from types import TracebackType
 
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from paceline.runtime.time_limit import call_with_timeout
 
 SIGN_SECONDS = 5.0
 _ANSWER_SECONDS = 20.0
+_CONNECT_SECONDS = 2.0  # of one try: the ranks themselves connect as soon as the data are ready
 
 
 class DataPreparation:
@@ -55,8 +57,9 @@ class DataPreparation:
         # What the data's cache has takes less, and needs no connection
         if self._done.wait(self._sign_seconds):
             return
-        # Without a store nobody can hear it; the ranks report that when they meet
-        with contextlib.suppress(PacelineError, RuntimeError, OSError):
-            store = self.store or connect_store(self._env, self._meet_seconds, may_host=False)
-            while not self._done.wait(self._sign_seconds):
-                call_with_timeout(_ANSWER_SECONDS, lambda: store.add(PREPARING, 1), "a sign of life")
+        store = self.store
+        while not self._done.wait(self._sign_seconds):
+            # Without a store nobody can hear it; the ranks report that when they meet
+            with contextlib.suppress(PacelineError, RuntimeError, OSError):
+                store = store or connect_store(self._env, _CONNECT_SECONDS, may_host=False)
+                call_with_timeout(_ANSWER_SECONDS, partial(store.add, PREPARING, 1), "a sign of life")

@@ -23,8 +23,11 @@ _TRACE = re.compile(
 class HeldStderr:
     """stderr as it is until ``hold``; ``release`` writes what was held, without c10d's lines.
 
-    Holds nothing where the user asks for torch's lines (``TORCH_CPP_LOG_LEVEL``).
+    Holds nothing where the user asks for torch's lines (``TORCH_CPP_LOG_LEVEL``), or while another holds: the
+    process has one stderr, and the second to release would restore the first one's file.
     """
+
+    _only = threading.Lock()
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # a connection that was given up may end at any time
@@ -37,7 +40,7 @@ class HeldStderr:
         if any(environ.get(name) != level for name, level in QUIET_TORCH.items()):
             return
         with self._lock:
-            if self._held is None:
+            if self._held is None and self._only.acquire(blocking=False):
                 sys.stderr.flush()
                 self._own = os.dup(_STDERR)
                 self._held = tempfile.TemporaryFile()  # noqa: SIM115  (closed by ``release``)
@@ -55,4 +58,5 @@ class HeldStderr:
             rest = _TRACE.sub(b"", self._held.read())
             self._held.close()
             self._held = None
+            self._only.release()
         print(rest.decode("utf-8", "replace"), end="", file=sys.stderr, flush=True)

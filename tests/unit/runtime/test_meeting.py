@@ -13,9 +13,11 @@ import pytest
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
+from paceline.launch.environment.device_variables import QUIET_TORCH
 from paceline.launch.network import free_port
 from paceline.runtime.process_group import rendezvous
 from paceline.runtime.process_group.data_preparation import DataPreparation
+from paceline.runtime.process_group.held_stderr import HeldStderr
 from paceline.runtime.process_group.rendezvous import PREPARING, arrive, connect_store, listener
 from paceline.runtime.rank_env import RankEnv
 from paceline.training.run.startup import report_to_other_nodes
@@ -277,3 +279,28 @@ def test_the_others_hear_why_the_host_of_the_store_has_no_data() -> None:
         report_to_other_nodes(node(0, port), {}, ValueError("a converter of the user"), preparation.store)
     other.join(240)
     assert "rank 0 was refused" in heard[0] and "a converter of the user" in heard[0]
+
+
+def test_two_that_hold_stderr_leave_it_as_it_was(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads of a rank may connect at once; whoever releases last must not restore the other's file."""
+    for name, level in QUIET_TORCH.items():
+        monkeypatch.setenv(name, level)
+    for first, second in ((0, 1), (1, 0)):
+        held = [HeldStderr(), HeldStderr()]
+        for one in held:
+            one.hold()
+        os.write(2, b"held ")
+        held[first].release()
+        held[second].release()
+        os.write(2, b"written\n")
+    assert capfd.readouterr().err == "held written\n" * 2
+
+
+def test_a_node_is_ready_though_rank_0_does_not_answer() -> None:
+    """Its thread that gives signs does not go on trying to connect beside the rank itself."""
+    with DataPreparation(node(1, free_port()), 3600, sign_seconds=0.05) as preparation:
+        time.sleep(0.2)
+    assert not [thread for thread in threading.enumerate() if thread.name == "paceline-preparing"]
+    assert preparation.store is None
