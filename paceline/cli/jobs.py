@@ -41,7 +41,7 @@ from paceline.launch.process_spec import import_path
 from paceline.plan.hardware.device_catalogue import card_named
 from paceline.schedulers import codes as scheduler_codes
 from paceline.schedulers.control import answer_of, control_of, job_control
-from paceline.schedulers.job import SCHEDULERS, ArrayTask
+from paceline.schedulers.job import SCHEDULERS, ArrayTask, ClusterJob, Rendering
 
 On = Annotated[
     str | None,
@@ -134,20 +134,25 @@ def launch(
         typer.echo(f"wrote {path}", err=True)
     for note in rendering.notes:
         typer.echo(f"note: {note}", err=True)
-    record = LaunchedBy.submitted(on, rendering.name, job.run, job.out)
+    _hand_over(job, rendering, on, submit=submit)
+
+
+def _hand_over(job: ClusterJob, rendering: Rendering, scheduler: str, *, submit: bool) -> None:
+    """Submit a job's files, or print the commands that do; record its name next to them."""
+    record = LaunchedBy.submitted(scheduler, rendering.name, job.run, job.out)
     if submit and record.job:
-        job_control(on).resume(record, os.environ)  # refuses where a job of this name has not ended
+        job_control(scheduler).resume(record, os.environ)  # refuses where a job of this name has not ended
     for argv in rendering.submit:
         if submit and rendering.foreground:
             become_program(argv)
         elif submit:
             printed = answer_of(argv, os.environ)
             typer.echo(printed.strip())
-            record = replace(record, job=job_control(on).submitted(printed) or record.job)
+            record = replace(record, job=job_control(scheduler).submitted(printed) or record.job)
         else:
             typer.echo(shlex.join(argv))
     # What is only written has started nothing: the record of a run that is here stays the newer one
-    if record.job and not tasks and (submit or read_launch(RunDir.at(Path(job.run))) is None):
+    if record.job and not job.tasks and (submit or read_launch(RunDir.at(Path(job.run))) is None):
         write_launch(RunDir.at(job.out), record)
         if job_folder(Path(job.run)).root != job.out:
             typer.echo(f"note: status, stop and resume take {shlex.quote(str(job.out))}", err=True)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
-from paceline.core.files import read_run_file
+from paceline.core.files import MAX_JSON_BYTES, open_run_file
 from paceline.core.json_types import NO_UTF8, JsonObject, as_object, parse_json
 from paceline.core.rundir import RunDir
 from paceline.core.security.file_permissions import written_into
@@ -105,14 +105,12 @@ def read_launch(run: RunDir) -> LaunchedBy | None:
     files to act on.
     """
     try:
-        launched = _parsed(read_run_file(run.launched_by), run)
+        return _parsed(read_trusted(run.launched_by), run)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError) as error:
         reason = f"{type(error).__name__}: {error}"[:200]
         raise ConfigError(codes.LAUNCH_RECORD_DAMAGED(str(run.launched_by), reason)) from error
-    check_owner(run.launched_by)
-    return launched
 
 
 def _is_trusted(owner: int) -> bool:
@@ -120,9 +118,22 @@ def _is_trusted(owner: int) -> bool:
     return owner in (os.geteuid(), 0)
 
 
+def read_trusted(path: Path) -> str:
+    """Return the text of a file that says what to run. Raises ConfigError for another user's, and OSError.
+
+    Owner and text are of one open file: its name may be given to another in between.
+    """
+    with open_run_file(path) as file:
+        _check(path, os.fstat(file.fileno()).st_uid)
+        return file.read(MAX_JSON_BYTES).decode("utf-8", "replace")
+
+
 def check_owner(path: Path) -> None:
     """Raise ConfigError for a file of another user that says what to run. Raises OSError where it is gone."""
-    owner = path.stat().st_uid
+    _check(path, path.stat().st_uid)
+
+
+def _check(path: Path, owner: int) -> None:
     if not _is_trusted(owner):
         raise ConfigError(codes.LAUNCH_RECORD_OWNER(str(path), f"user {owner}"))
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.core.files import read_bytes
 from paceline.core.json_types import as_list, parse_json
 from paceline.core.plugins.tables import load_attr
-from paceline.launch.launch_record import LaunchedBy, check_owner
+from paceline.launch.launch_record import LaunchedBy, read_trusted
 from paceline.schedulers import codes
 
 
@@ -82,8 +81,7 @@ def submit_again(launched: LaunchedBy) -> tuple[str, ...]:
     file = Path(launched.files or ".") / SUBMITTED
     if not launched.files or not file.is_file():
         raise ConfigError(codes.SCHEDULERS_FILES_GONE(str(file), scheduler=launched.scheduler))
-    check_owner(file)
-    return tuple(str(word) for word in as_list(parse_json(read_bytes(file))))
+    return tuple(str(word) for word in as_list(parse_json(read_trusted(file).encode())))
 
 
 def answer_of(argv: Sequence[str], environ: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,9 +33,9 @@ class CloudControl(JobControl):
 
     cloud: Cloud
 
+    @abstractmethod
     def newest(self, name: str, environ: Mapping[str, str]) -> ListedJob | None:
         """Return the newest job of a name; None where the service lists none."""
-        raise NotImplementedError
 
     def state(self, launched: LaunchedBy, environ: Mapping[str, str]) -> str:
         """Return the service's status and its reason."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -306,22 +307,21 @@ def test_files_of_another_user_say_nothing_about_my_run(
     write_launch(RunDir.at(run), own)
     write_launch(job_folder(run), record)
     assert read_newest_launch(run) == record
-    me, theirs = (
-        os.geteuid(),
-        {job_folder(run).launched_by.stat().st_ino, (job_in(tmp_path).out / "submit.json").stat().st_ino},
-    )
-    real = Path.stat
+    files = (job_folder(run).launched_by, job_in(tmp_path).out / "submit.json")
+    me, theirs = os.geteuid(), {file.stat().st_ino for file in files}
 
-    def of_another(path: Path, **more: Any) -> Any:
-        info = real(path, **more)
-        return (
-            SimpleNamespace(st_uid=me + 1, st_mtime_ns=info.st_mtime_ns, st_mode=info.st_mode)
-            if info.st_ino in theirs
-            else info
-        )
+    def of_another(real: Callable[..., os.stat_result]) -> Callable[..., Any]:
+        def stat(file: Any, **more: Any) -> Any:
+            info = real(file, **more)
+            if info.st_ino not in theirs:
+                return info
+            facts = {name: getattr(info, name) for name in ("st_mtime_ns", "st_mode", "st_size", "st_ino")}
+            return SimpleNamespace(**facts, st_uid=me + 1)
 
-    monkeypatch.setattr(Path, "stat", of_another)
-    monkeypatch.setattr(os, "geteuid", lambda: me)
+        return stat
+
+    monkeypatch.setattr(Path, "stat", of_another(Path.stat))
+    monkeypatch.setattr(os, "fstat", of_another(os.fstat))
     assert read_newest_launch(run) == own
     commands.say(json.dumps({"project": "main", "runs": []}))
     with pytest.raises(ConfigError, match=r"launch\.record_owner.*submit\.json"):
