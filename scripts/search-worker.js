@@ -10,7 +10,8 @@ const prepared = (message) => {
   if (message.type === 2) {  // a query
     const words = message.data.replace(/['’]s\b/g, "").split(/\s+/);
     const kept = words.filter((word) => !STOP.test(word));
-    const singular = (kept.length ? kept : words).map((word) => word.replace(/([a-z]{2}[^s])s$/i, "$1"));
+    const singular = (kept.length ? kept : words).map((word) => word
+      .replace(/(ss|x|ch|sh)es$/i, "$1").replace(/([a-z]{2})ies$/i, "$1y").replace(/([a-z]{2}[^s])s$/i, "$1"));
     return {...message, data: singular.join(" ")};
   }
   if (message.type === 0) {  // the index, once a page

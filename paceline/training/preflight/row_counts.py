@@ -18,12 +18,14 @@ from paceline.data.preflight.check_sets import check_feeds, first_examples, is_l
 from paceline.data.preflight.find_sets import find_sets
 from paceline.data.rows.examples import Reading
 from paceline.data.rows.kinds.base import row_kind
+from paceline.data.sources.file_kinds import is_packed
 from paceline.launch.environment.guide_variables import current
 from paceline.plan.algorithms.spec import algorithm_spec
 from paceline.plan.plan import Plan
 from paceline.training import codes
 
 _PREPARED = 4_000_000  # bytes that are tokenised in a second or two
+_COMPRESSED = 4  # times as many bytes of text, about
 _BYTES_OF_A_TOKEN = 16  # no text has longer ones on average
 
 
@@ -56,18 +58,19 @@ def may_pack_too_few(config: Config, plan: Plan) -> bool:
     if not plan.packing or plan.vision or needed == 1:
         return False
     weight = max(section.weight for section in config.data.train)
-    size = _size(config)
+    size = bytes_of_text(config)
     return size is not None and size * weight <= _BYTES_OF_A_TOKEN * needed * config.data.max_length
 
 
-def _size(config: Config) -> int | None:
-    """Return the bytes of the training data's files; None if they are not read here."""
+def bytes_of_text(config: Config) -> int | None:
+    """Return about how many bytes the training data's files hold; None if they are not read here."""
     kind = row_kind(algorithm_spec(config.training.algorithm).rows)
     try:
         data_sets = find_sets("data.train", config.data.train)
         if not all(is_looked_into(one, Reading.of(config.data, kind)) for one in data_sets):
             return None
-        return sum(file.stat().st_size for one in data_sets for file in one.located.files)
+        files = [file for one in data_sets for file in one.located.files]
+        return sum(file.stat().st_size * (_COMPRESSED if is_packed(file) else 1) for file in files)
     except (DataError, OSError):
         return None  # reported with the data sets
 
@@ -82,7 +85,7 @@ def enough_packed_rows(config: Config, plan: Plan) -> Iterable[Diagnostic]:
     table = cached_train(config, cache) if (cache / "prepared").is_dir() else None
     if table is not None:
         return _fed(config, plan, rows_and_tokens(config, table, packing=True)[0])
-    if (_size(config) or 0) > _PREPARED:
+    if (bytes_of_text(config) or 0) > _PREPARED:
         return ()  # the preparation counts them
     seed = training.seed if data.seed is None else data.seed
     kind = row_kind(algorithm_spec(training.algorithm).rows)

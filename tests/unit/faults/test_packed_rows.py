@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from pathlib import Path
@@ -18,7 +19,7 @@ from paceline.launch.preflight import child_checks
 from paceline.launch.preflight.load_config import load
 from paceline.launch.preflight.plan_job import planned
 from paceline.plan.algorithms.spec import algorithm_spec
-from paceline.training.preflight import trial
+from paceline.training.preflight import row_counts, trial
 
 TOO_FEW = {"data.too_few_rows", "training.no_steps"}
 BRIEF = (
@@ -89,3 +90,16 @@ def test_what_a_run_would_end_with_ends_the_plan(job: Job, checked_here: None, t
         assert expected <= found <= (TOO_FEW if expected else set()), (settings, rows)
         seen |= expected or {"planned"}
     assert seen == TOO_FEW | {"planned"}
+
+
+def test_a_compressed_file_counts_as_the_text_that_it_holds(job: Job, tmp_path: Path) -> None:
+    """``plan`` tokenizes what is small: the size of a ``.gz`` is a quarter of its text's, about."""
+    text = "".join(json.dumps({"text": f"tide {number} moon"}) + "\n" for number in range(2000))
+    plain, packed = tmp_path / "rows.jsonl", tmp_path / "rows.jsonl.gz"
+    plain.write_text(text)
+    packed.write_bytes(gzip.compress(text.encode(), 1))
+    sizes = [
+        row_counts.bytes_of_text(load(job.yaml({"data.train": str(file)}), []).config)
+        for file in (plain, packed)
+    ]
+    assert sizes[0] == len(text) and sizes[1] == 4 * packed.stat().st_size
