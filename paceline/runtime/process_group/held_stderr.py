@@ -23,8 +23,8 @@ _TRACE = re.compile(
 class HeldStderr:
     """stderr as it is until ``hold``; ``release`` writes what was held, without c10d's lines.
 
-    Holds nothing where the user asks for torch's lines (``TORCH_CPP_LOG_LEVEL``), or while another holds: the
-    process has one stderr, and the second to release would restore the first one's file.
+    Holds nothing where the user asks for torch's lines (``TORCH_CPP_LOG_LEVEL``), or while another holds. The
+    process has one stderr; the second to release would restore the first one's file.
     """
 
     _only = threading.Lock()
